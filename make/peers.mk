@@ -1,0 +1,13 @@
+# Public packages under test, in an environment of their own (.venv-peers):
+#   make peers && .venv-peers/bin/python -m pytest conformance/ --adapter nemo_automodel
+PEERS := .venv-peers
+
+.PHONY: peers
+peers: $(PEERS)/.stamp
+
+$(PEERS)/.stamp: requirements/peers-base.txt requirements/peers.txt
+	test -x $(PEERS)/bin/python || python3 -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet -r requirements/peers-base.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-deps -r requirements/peers.txt
+	HF_HUB_OFFLINE=1 $(PEERS)/bin/python -c "import nemo_automodel, speculators, torchao, gfloat"
+	touch $@
