@@ -8,9 +8,9 @@ here. Documents go in as its packing: ``seq_lens`` is the length of each run of 
 of slots left in the slot's document. Padding becomes a document of its own with 0 left; its contents are passed on as
 they are.
 
-``mla`` is the draft's own attention where the input is 2d wide (layout eagle3), else the backbone's
-``KimiMLAAttention``, which has no earlier steps and keeps epsilon 1e-6. ``moe`` and ``route`` are the backbone's;
-its experts compute without fake quantisation, hence ``quantized`` False.
+``moe``, ``shared_experts`` and ``route`` are the backbone's; its experts compute without fake quantisation, hence
+``quantized`` False. ``adapter`` declares the draft (layout eagle3); ``backbone`` declares the backbone in the layout of
+the MTP layer, for its ``KimiMLAAttention``: ``--adapter conformance/adapters/nemo_automodel.py:backbone``.
 """
 
 from contextlib import contextmanager
@@ -50,6 +50,8 @@ OUTPUTS = {
     ATTENTION + "kv_a_layernorm": "mla_keyvalue.norm",
     ATTENTION + "g_proj": "attn_gate.pre",
     LAYER + "post_attention_layernorm": "moe_norm",
+    LAYER + "mlp.gate_proj": "dense_mlp.gate",
+    LAYER + "mlp.up_proj": "dense_mlp.up",
     LAYER + "mlp": "dense_mlp",
     LAYER.rstrip("."): "layer_output",
     "model.norm": "head_norm",
@@ -59,6 +61,7 @@ INPUTS = {
     ATTENTION.rstrip("."): "draft_input",
     ATTENTION + "o_proj": "attn_gate",
     LAYER + "post_attention_layernorm": "attn_output",
+    LAYER + "mlp.down_proj": "dense_mlp.hidden",
 }
 
 
@@ -142,7 +145,9 @@ class Recorder:
         return {f"{key}.grad": layout(*map(gradient, tensors)) for key, (tensors, layout) in self.kept.items()}
 
 
-class NeMoAutoModel:
+class Parts:
+    """What the draft and the backbone have in common, and the parts that both are built of."""
+
     protocol = 1
 
     def describe(self) -> dict:
@@ -155,9 +160,6 @@ class NeMoAutoModel:
             "url": "https://github.com/NVIDIA-NeMo/Automodel",
             "formats": policies["float32"],
             "policies": policies,
-            "choices": {"head": "own", "step_weights": "decay_normalized", "renormalize_epsilon": 1e-20},
-            "stage_choices": {"mla": {"latent_norm_eps": 1e-6}},
-            "layouts": ["eagle3"],
             "documents": True,
             "quantized": False,
         }
@@ -168,6 +170,82 @@ class NeMoAutoModel:
         self.backend = BackendConfig(
             attn="eager", linear="torch", rms_norm="torch", experts="torch", dispatcher="torch"
         )
+
+    def situ_glu(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        activation = k3.SituAndMul(self.config.activation_situ_beta, self.config.activation_situ_linear_beta)
+        return self._stage(lambda gate, up: {"y": activation(torch.cat([gate, up], -1))}, inputs, cotangents)
+
+    def dense_mlp(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        return self._mlp(self.config.intermediate_size, inputs, cotangents)
+
+    def shared_experts(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        return self._mlp(self.config.num_shared_experts * self.config.moe_intermediate_size, inputs, cotangents)
+
+    def _mlp(self, width, inputs, cotangents) -> tuple:
+        mlp = k3.KimiK3MLP(self.config, intermediate_size=width)
+
+        def run(x, **parameters):
+            return {"output": torch.func.functional_call(mlp, by_module(parameters), (x,))}
+
+        return self._stage(run, inputs, cotangents)
+
+    def route(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        refuse(forced)
+        gate, experts = self._moe(0).gate, {}
+
+        def run(x, **parameters):
+            rows = x.reshape(-1, x.shape[-1])
+            weights, ids, _ = torch.func.functional_call(gate, by_module(parameters, parts=1), (rows, None))
+            experts["experts"] = ids.reshape(*x.shape[:-1], -1).to(torch.int32).numpy()
+            return {"weights": weights.reshape(*x.shape[:-1], -1)}
+
+        return *self._stage(run, inputs, cotangents), experts, {}
+
+    def moe(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        refuse(forced)
+        shared = any("shared_experts" in name for name in inputs)
+        moe, decisions = self._moe(self.config.num_shared_experts if shared else 0), {}
+        moe.gate.register_forward_hook(lambda _, args, output: decisions.update(experts=output[1]))
+
+        def run(x, **parameters):
+            return {"output": torch.func.functional_call(moe, stacked_experts(parameters), (x,))}
+
+        outputs, grads = self._stage(run, inputs, cotangents)
+        experts = decisions["experts"].reshape(*inputs["x"].shape[:-1], -1).to(torch.int32).numpy()
+        return outputs, grads, {"experts": experts}, {}
+
+    def _moe(self, num_shared_experts: int):
+        config = KimiK3TextConfig(**{**self.sizes, "num_shared_experts": num_shared_experts})
+        return k3.KimiK3MoE(config, k3._build_moe_config(config, self.dtype, None), self.backend)
+
+    def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
+        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
+        rows = [torch.tensor(codes.reshape(-1, codes.shape[-1])) for codes in (packed, inputs["scales"])]
+        return {"values": array(dequantize_mxfp4(*rows, self.dtype)).reshape(*packed.shape[:-1], -1)}
+
+    def _tensor(self, values):
+        return torch.tensor(values, dtype=self.dtype)
+
+    def _stage(self, function, inputs, cotangents) -> tuple:
+        """Outputs of ``function`` on the float inputs, and their vector-Jacobian products."""
+        floats = {name: a for name, a in inputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f"}
+        tensors = {name: self._tensor(a).requires_grad_() for name, a in floats.items()}
+        outputs = function(**tensors)
+        arrays = {name: array(output) for name, output in outputs.items()}
+        if cotangents is None:
+            return arrays, {}
+        pulled = [outputs[name] for name in cotangents]
+        vectors = [torch.tensor(v, dtype=t.dtype) for v, t in zip(cotangents.values(), pulled, strict=True)]
+        grads = torch.autograd.grad(pulled, list(tensors.values()), vectors, allow_unused=True)
+        return arrays, {name: array(g) for name, g in zip(tensors, grads, strict=True) if g is not None}
+
+
+class Draft(Parts):
+    """The EAGLE-3 trainer and its K3 draft."""
+
+    def describe(self) -> dict:
+        choices = {"head": "own", "step_weights": "decay_normalized", "renormalize_epsilon": 1e-20}
+        return {**super().describe(), "choices": choices, "layouts": ["eagle3"]}
 
     def unroll(self, inputs, *, cotangents=None, forced=None) -> tuple:
         refuse(forced)
@@ -227,41 +305,34 @@ class NeMoAutoModel:
         outputs, grads = self._stage(run, inputs, cotangents)
         return outputs, grads, {"below": recorder.below["1/below"]}, {}
 
-    def situ_glu(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        activation = k3.SituAndMul(self.config.activation_situ_beta, self.config.activation_situ_linear_beta)
-        return self._stage(lambda gate, up: {"y": activation(torch.cat([gate, up], -1))}, inputs, cotangents)
-
-    def dense_mlp(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        return self._mlp(self.config.intermediate_size, inputs, cotangents)
-
-    def shared_experts(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        return self._mlp(self.config.num_shared_experts * self.config.moe_intermediate_size, inputs, cotangents)
-
-    def _mlp(self, width, inputs, cotangents) -> tuple:
-        mlp = k3.KimiK3MLP(self.config, intermediate_size=width)
-
-        def run(x, **parameters):
-            return {"output": torch.func.functional_call(mlp, by_module(parameters), (x,))}
-
-        return self._stage(run, inputs, cotangents)
-
     def mla(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        step = int(inputs.get("step", 1))
+        if inputs["x"].shape[-1] != 2 * self.config.hidden_size:
+            raise NotImplementedError("the draft's attention reads 2d features; `backbone` offers KimiMLAAttention")
         documents = inputs.get("documents")
-        if inputs["x"].shape[-1] != self.config.hidden_size:
-            return self._stage(lambda **tensors: self._draft_attention(documents, **tensors), inputs, cotangents)
-        if step > 1:
-            raise NotImplementedError("only step 1: KimiMLAAttention has no keys and values of earlier steps")
-        return self._stage(lambda **tensors: self._backbone_attention(documents, **tensors), inputs, cotangents)
+        return self._stage(lambda **tensors: self._attention(documents, **tensors), inputs, cotangents)
 
-    def _draft_attention(self, documents, x, keys=(), values=(), **parameters) -> dict:
+    def _attention(self, documents, x, keys=(), values=(), **parameters) -> dict:
         attention = draft_kimi_k3.KimiK3Eagle3MLAAttention(self.config)
         mask = draft_mask(x, documents)
         cache = [[key.transpose(1, 2) for key in keys], [value.transpose(1, 2) for value in values]]
         output = torch.func.functional_call(attention, by_module(parameters), (x, mask, None, cache))
         return {"output": output, "key": cache[0][-1].transpose(1, 2), "value": cache[1][-1].transpose(1, 2)}
 
-    def _backbone_attention(self, documents, x, keys=None, values=None, **parameters) -> dict:
+
+class Backbone(Parts):
+    """Parts of the K3 backbone in the layout of the MTP layer; ``KimiMLAAttention`` keeps epsilon 1e-6."""
+
+    def describe(self) -> dict:
+        choices = {"latent_norm_eps": 1e-6, "renormalize_epsilon": 1e-20}
+        return {**super().describe(), "choices": choices, "layouts": ["mtp"]}
+
+    def mla(self, inputs, *, cotangents=None, forced=None) -> tuple:
+        if int(inputs.get("step", 1)) > 1:
+            raise NotImplementedError("only step 1: KimiMLAAttention has no keys and values of earlier steps")
+        documents = inputs.get("documents")
+        return self._stage(lambda **tensors: self._attention(documents, **tensors), inputs, cotangents)
+
+    def _attention(self, documents, x, keys=None, values=None, **parameters) -> dict:
         attention, seen = k3.KimiMLAAttention(self.config, 3, self.backend), {}
         attention.kv_a_proj_with_mqa.register_forward_hook(lambda _, args, output: seen.update(latent=output))
         attention.kv_b_proj.register_forward_hook(lambda _, args, output: seen.update(keyvalue=output))
@@ -272,56 +343,6 @@ class NeMoAutoModel:
         nope, value = keyvalue.split([self.config.qk_nope_head_dim, self.config.v_head_dim], -1)
         rope = seen["latent"][..., None, self.config.kv_lora_rank :].expand(*nope.shape[:-1], -1)
         return {"output": output, "key": torch.cat([nope, rope], -1), "value": value}
-
-    def route(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        refuse(forced)
-        gate, experts = self._moe(0).gate, {}
-
-        def run(x, **parameters):
-            rows = x.reshape(-1, x.shape[-1])
-            weights, ids, _ = torch.func.functional_call(gate, by_module(parameters, parts=1), (rows, None))
-            experts["experts"] = ids.reshape(*x.shape[:-1], -1).to(torch.int32).numpy()
-            return {"weights": weights.reshape(*x.shape[:-1], -1)}
-
-        return *self._stage(run, inputs, cotangents), experts, {}
-
-    def moe(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        refuse(forced)
-        shared = any("shared_experts" in name for name in inputs)
-        moe, decisions = self._moe(self.config.num_shared_experts if shared else 0), {}
-        moe.gate.register_forward_hook(lambda _, args, output: decisions.update(experts=output[1]))
-
-        def run(x, **parameters):
-            return {"output": torch.func.functional_call(moe, stacked_experts(parameters), (x,))}
-
-        outputs, grads = self._stage(run, inputs, cotangents)
-        experts = decisions["experts"].reshape(*inputs["x"].shape[:-1], -1).to(torch.int32).numpy()
-        return outputs, grads, {"experts": experts}, {}
-
-    def _moe(self, num_shared_experts: int):
-        config = KimiK3TextConfig(**{**self.sizes, "num_shared_experts": num_shared_experts})
-        return k3.KimiK3MoE(config, k3._build_moe_config(config, self.dtype, None), self.backend)
-
-    def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
-        rows = [torch.tensor(codes.reshape(-1, codes.shape[-1])) for codes in (packed, inputs["scales"])]
-        return {"values": array(dequantize_mxfp4(*rows, self.dtype)).reshape(*packed.shape[:-1], -1)}
-
-    def _tensor(self, values):
-        return torch.tensor(values, dtype=self.dtype)
-
-    def _stage(self, function, inputs, cotangents) -> tuple:
-        """Outputs of ``function`` on the float inputs, and their vector-Jacobian products."""
-        floats = {name: a for name, a in inputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f"}
-        tensors = {name: self._tensor(a).requires_grad_() for name, a in floats.items()}
-        outputs = function(**tensors)
-        arrays = {name: array(output) for name, output in outputs.items()}
-        if cotangents is None:
-            return arrays, {}
-        pulled = [outputs[name] for name in cotangents]
-        vectors = [torch.tensor(v, dtype=t.dtype) for v, t in zip(cotangents.values(), pulled, strict=True)]
-        grads = torch.autograd.grad(pulled, list(tensors.values()), vectors, allow_unused=True)
-        return arrays, {name: array(g) for name, g in zip(tensors, grads, strict=True) if g is not None}
 
 
 def packing(documents) -> dict:
@@ -377,4 +398,5 @@ def gradient(tensor) -> np.ndarray:
     return array(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
 
 
-adapter = NeMoAutoModel()
+adapter = Draft()
+backbone = Backbone()
