@@ -12,7 +12,7 @@ from reference.ops import Op, linear, linear_backward, sigmoid, sigmoid_backward
 
 def router_scores(x, gate):
     """s = sigmoid(gate x) (report eq. 13). x [B, T, d], gate [E, d] -> [B, T, E]."""
-    return sigmoid(linear(x, gate))
+    return sigmoid(store(linear(x, gate), "router"))
 
 
 def router_scores_backward(x, gate, y, d_y):

@@ -1,0 +1,351 @@
+"""Error bounds by running the oracle's own text on numbers that carry their error.
+
+A ``Running`` array holds a float64 value and, componentwise, two accounts of how far an honest implementation in the
+declared formats may be from it: ``linear``, the sum of the magnitudes of all roundings carried to here (a worst case),
+and ``sigma``, the root of the sum of their squares. Roundings to nearest have no preferred sign, so by Azuma-Hoeffding
+the error exceeds lambda sigma with probability at most 2 exp(-lambda^2 / 2). The bound is min(lambda sigma, linear).
+
+Three rules make them (docs/bounds.md derives each):
+
+store      y rounded to a format of unit roundoff u:  u |y| + half its smallest subnormal
+reduce     a sum of K products, any order: sqrt(2 K) u R, and linearly K u sum |a b|; R = (sum |a b| + |y|) / 2 bounds
+           every partial sum in every order. Accumulation that may truncate (``tensor-core``) gets the linear term in both.
+propagate  |J| e_in through every operation, first order in sigma, exact in linear where the derivative is not bounded
+"""
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import log, sqrt
+
+import numpy as np
+
+from reference import mx
+from reference.config import BLOCK
+from reference.formats import FORMATS, Format, round_to
+
+FAILURE_PROBABILITY = 1e-6  # of one false alarm in a whole run
+COMPARISONS = 2**27  # no run compares more numbers; the report prints how many it did compare
+LAMBDA = sqrt(2 * log(2 * COMPARISONS / FAILURE_PROBABILITY))
+ELEMENTARY = 4  # ulps of exp, log, tanh and the like in public float32 libraries
+GRAIN = 1e-150  # keeps squares from underflowing in float64
+
+#: The declared format of a stage's output, where it is not ``storage``.
+BOUNDARY_FORMATS = {
+    "logits": "logits",
+    "lk_loss": "accumulate",
+    "step_loss": "accumulate",
+    "total_loss": "accumulate",
+    "router_scores": "router",
+    "route": "router",
+    "attention": "attention_output",
+}
+
+#: Places inside a stage where an implementation may round, as keys of its declared formats; default ``accumulate``.
+INTERNAL_POINTS = {
+    "router": "router logits before the sigmoid",
+    "normalized": "RMSNorm's x / rms before the gain",
+    "attention_scores": "attention scores, and their cotangents",
+    "attention_probabilities": "attention probabilities, and their cotangents",
+    "gate": "the sigmoid of the output gate",
+    "expert_sum": "expert outputs after the routing weight, before their sum",
+}
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The formats an implementation declares, as roundoffs. ``formats`` maps the keys above to names of FORMATS."""
+
+    formats: dict = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Format:
+        fallback = {"storage": "float64", "accumulate": self.formats.get("storage", "float64")}
+        default = fallback.get(name) or self.formats.get("storage" if name in _STORED else "accumulate", "float64")
+        return FORMATS[self.formats.get(name, default)]
+
+    def at(self, point) -> Format:
+        """The format that a value is rounded to at ``point``: a key of ``reference.graph`` or an internal point."""
+        if isinstance(point, tuple):
+            return self[BOUNDARY_FORMATS.get(point[1], "storage")]
+        return self[point if point in INTERNAL_POINTS or point in self.formats or point == "storage" else "gradient"]
+
+    @property
+    def unit(self) -> float:
+        """Roundoff of one operation: the implementation's and the oracle's own."""
+        form = self["accumulate"]
+        return (2.0**-24 if form.name == "tf32" else form.unit_roundoff) + 2.0**-53
+
+    @property
+    def product_input(self) -> float:
+        """Rounding of a product's inputs: TF32 keeps 11 bits of them."""
+        return self["accumulate"].unit_roundoff if self["accumulate"].name == "tf32" else 0.0
+
+    @property
+    def truncates(self) -> bool:
+        return self["accumulate"].name == "tensor-core"
+
+    @property
+    def grain(self) -> float:
+        """The smallest normal number: an implementation may flush below it."""
+        return max(2.0 ** self["accumulate"].min_exponent, GRAIN)
+
+
+_STORED = ("storage", "attention_output", "gradient")
+_CURRENT: ContextVar[Arithmetic] = ContextVar("arithmetic")
+
+
+@contextmanager
+def arithmetic(formats: dict):
+    """Every ``Running`` operation inside rounds as ``formats`` declares."""
+    token = _CURRENT.set(Arithmetic(formats))
+    try:
+        yield _CURRENT.get()
+    finally:
+        _CURRENT.reset(token)
+
+
+class Running(np.lib.mixins.NDArrayOperatorsMixin):
+    """A float64 array with its two error accounts; use it wherever the oracle takes an array."""
+
+    __slots__ = ("linear", "sigma", "value")
+
+    def __init__(self, value, sigma=None, linear=None):
+        self.value = np.asarray(value, np.float64)
+        self.sigma = np.zeros(self.value.shape) if sigma is None else np.broadcast_to(sigma, self.value.shape)
+        self.linear = np.zeros(self.value.shape) if linear is None else np.broadcast_to(linear, self.value.shape)
+
+    # Shape, exactly.
+    shape = property(lambda self: self.value.shape)
+    ndim = property(lambda self: self.value.ndim)
+    size = property(lambda self: self.value.size)
+
+    def __len__(self):
+        return len(self.value)
+
+    def __getitem__(self, index):
+        return self.each(lambda a: a[index])
+
+    def reshape(self, *shape):
+        return self.each(lambda a: a.reshape(*shape))
+
+    def sum(self, axis=None, keepdims=False):
+        return _sum(self, axis, keepdims)
+
+    def each(self, function) -> "Running":
+        """The same rearrangement of the value and of both accounts: no error is added."""
+        return Running(function(self.value), function(self.sigma), function(self.linear))
+
+    # The rules.
+    def bound(self) -> np.ndarray:
+        """How far an honest value may be: min(lambda sigma, linear), componentwise."""
+        return np.fmin(LAMBDA * self.sigma, self.linear)  # where one account overflowed, the other
+
+    def rounded(self, unit: float, grain: float) -> "Running":
+        step = unit * np.abs(self.value) + grain
+        return Running(self.value, np.hypot(self.sigma, step), self.linear + step)
+
+    def stored(self, point) -> "Running":
+        """The store rule, unless the operation that made the value rounded to that format anyway."""
+        form, compute = _CURRENT.get().at(point), _CURRENT.get()["accumulate"]
+        if form.precision >= compute.precision and form.min_exponent <= compute.min_exponent:
+            return self
+        return self.rounded(form.unit_roundoff, max(form.smallest_subnormal / 2, GRAIN))
+
+    def quantized(self, form: str, rule: str, source: str) -> "Running":
+        """MX fake quantisation of an uncertain value: the largest change over its interval and the block's scales."""
+        via = (lambda a: round_to(a, "bfloat16")) if source == "bfloat16" else (lambda a: a)
+        near, reach = mx.fake_quantize(self.value, form, rule, source), self.bound()
+        grid = (*self.shape[:-1], self.shape[-1] // BLOCK, BLOCK)
+        largest = np.abs(via(self.value)).reshape(grid)
+        spread = np.zeros(grid)
+        for shift in (-1, 1):
+            amax = np.maximum(largest + shift * reach.reshape(grid), 0).max(axis=-1, keepdims=True)
+            exponent = mx.shared_exponent(amax, form, rule)
+            for side in (-1, 1):
+                x = via(self.value + side * reach).reshape(grid)
+                moved = np.ldexp(mx.round_element(np.ldexp(x, -exponent), form), exponent)
+                spread = np.maximum(spread, np.abs(moved - near.reshape(grid)))
+        spread = np.where(reach > 0, spread.reshape(self.shape), 0.0)
+        return Running(near, spread, spread)
+
+    def below(self, other) -> "Running":
+        """theta of the LK gradient: certain where the sign of the difference is, else anything in [0, 1]."""
+        gap = self - other
+        open_ = np.abs(gap.value) <= gap.bound()
+        return Running(np.where(open_, 0.5, gap.value < 0), 0.5 * open_, 0.5 * open_)
+
+    # NumPy's protocols.
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if ufunc in _COMPARISONS:
+            return ufunc(*(_value(x) for x in inputs), **kwargs)
+        handler = _UFUNCS.get(ufunc)
+        if method != "__call__" or handler is None or kwargs:
+            return NotImplemented
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            return handler(*inputs)
+
+    def __array_function__(self, func, types, args, kwargs):
+        handler = _FUNCTIONS.get(func)
+        return NotImplemented if handler is None else handler(*args, **kwargs)
+
+
+def exact(x) -> Running:
+    return x if isinstance(x, Running) else Running(x)
+
+
+def _value(x):
+    return x.value if isinstance(x, Running) else x
+
+
+def _computed(value, sigma, linear, units: float = 1.0) -> Running:
+    """The result of one operation: its carried error and ``units`` roundings of its own."""
+    now = _CURRENT.get()
+    return Running(value, sigma, linear).rounded(units * now.unit, now.grain)
+
+
+def _add(a, b):
+    a, b = exact(a), exact(b)
+    return _computed(a.value + b.value, np.hypot(a.sigma, b.sigma), a.linear + b.linear)
+
+
+def _negative(a):
+    return Running(-a.value, a.sigma, a.linear)
+
+
+def _multiply(a, b):
+    if a is b:  # a square: the two factors err together
+        return _computed(a.value**2, 2 * np.abs(a.value) * a.sigma, (2 * np.abs(a.value) + a.linear) * a.linear)
+    a, b = exact(a), exact(b)
+    sigma = np.hypot(np.abs(b.value) * a.sigma, np.abs(a.value) * b.sigma)
+    linear = np.abs(b.value) * a.linear + np.abs(a.value) * b.linear + a.linear * b.linear
+    return _computed(a.value * b.value, sigma, linear)
+
+
+def _divide(a, b):
+    a, b = exact(a), exact(b)
+    y, size = a.value / b.value, np.abs(b.value)
+    sigma = np.hypot(a.sigma, np.abs(y) * b.sigma) / size
+    linear = np.where(b.linear < size, (a.linear + np.abs(y) * b.linear) / (size - b.linear), np.inf)
+    return _computed(y, sigma, linear)
+
+
+def _exp(a):
+    y = np.exp(a.value)
+    grow = lambda e: np.where(y > 0, y * np.expm1(np.minimum(e, 700)), 0.0)  # noqa: E731
+    # exp2(x log2 e) rounds its argument: relative 2 |x| units
+    units = np.where(np.isfinite(a.value), 2 * np.abs(a.value) + ELEMENTARY, 0.0)
+    return _computed(y, grow(a.sigma), grow(a.linear), units)
+
+
+def _log(a):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        linear = np.where(a.linear < a.value, -np.log1p(-a.linear / a.value), np.inf)
+        return _computed(np.log(a.value), a.sigma / a.value, linear, ELEMENTARY)
+
+
+def _tanh(a):
+    y = np.tanh(a.value)
+    steepest = 1 - np.tanh(np.maximum(np.abs(a.value) - a.linear, 0)) ** 2
+    return _computed(y, (1 - y * y) * a.sigma, steepest * a.linear, ELEMENTARY)
+
+
+def _sqrt(a):
+    y = np.sqrt(a.value)
+    return _computed(y, a.sigma / (2 * y), a.linear / (y + np.sqrt(np.maximum(a.value - a.linear, 0))), 2)
+
+
+def _minimum(a, b):
+    a, b = exact(a), exact(b)
+    y = np.minimum(a.value, b.value)
+    shape = y.shape
+    spread = lambda e, f: np.maximum(np.broadcast_to(e, shape), np.broadcast_to(f, shape))  # noqa: E731
+    return Running(y, spread(a.sigma, b.sigma), spread(a.linear, b.linear))
+
+
+def _reduced(value, magnitude, count: int, sigma, linear) -> Running:
+    """The reduce rule on a sum of ``count`` terms of total size ``magnitude``."""
+    now = _CURRENT.get()
+    if count <= 1:
+        return _computed(value, sigma, linear)
+    worst = count * now.unit / (1 - count * now.unit) * magnitude + count * now.grain
+    if now.truncates:
+        return Running(value, np.hypot(sigma, 2 * worst), linear + 2 * worst)
+    partial = (magnitude + np.abs(value)) / 2  # bounds every partial sum in every order
+    random = sqrt(2 * count) * now.unit * partial + sqrt(count) * now.grain
+    return Running(value, np.hypot(sigma, random), linear + worst)
+
+
+def _sum(a, axis=None, keepdims=False):
+    total = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    value = total(a.value)
+    count = a.size // max(value.size, 1)
+    return _reduced(value, total(np.abs(a.value)), count, _root(total(a.sigma**2)), total(a.linear))
+
+
+def _root(squares):
+    return np.sqrt(squares) + GRAIN
+
+
+def _mean(a, axis=None, keepdims=False):
+    total = _sum(a, axis, keepdims)
+    return total * (total.size / a.size)
+
+
+def _matmul(a, b):
+    a, b, now = exact(a), exact(b), _CURRENT.get()
+    if now.product_input:
+        a, b = a.rounded(now.product_input, 0.0), b.rounded(now.product_input, 0.0)
+    size_a, size_b = np.abs(a.value), np.abs(b.value)
+    squares = a.sigma**2 @ size_b**2 + size_a**2 @ b.sigma**2
+    linear = a.linear @ size_b + size_a @ b.linear + a.linear @ b.linear
+    return _reduced(a.value @ b.value, size_a @ size_b, a.shape[-1], _root(squares), linear)
+
+
+def _max(a, axis=None, keepdims=False):
+    largest = lambda x: np.max(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    return a.each(largest)
+
+
+def _joined(function):
+    """concatenate, stack: the same on the value and on both accounts."""
+
+    def handler(arrays, *args, **kwargs):
+        parts = [exact(a) for a in arrays]
+        return Running(*(function([getattr(p, s) for p in parts], *args, **kwargs) for s in ("value", "sigma", "linear")))
+
+    return handler
+
+
+def _where(condition, a, b):
+    a, b = exact(a), exact(b)
+    return Running(*(np.where(condition, getattr(a, s), getattr(b, s)) for s in ("value", "sigma", "linear")))
+
+
+_UFUNCS = {
+    np.add: _add,
+    np.subtract: lambda a, b: _add(a, _negative(exact(b))),
+    np.negative: _negative,
+    np.multiply: _multiply,
+    np.divide: _divide,
+    np.exp: _exp,
+    np.log: _log,
+    np.tanh: _tanh,
+    np.sqrt: _sqrt,
+    np.minimum: _minimum,
+    np.matmul: _matmul,
+}
+_COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
+_FUNCTIONS = {
+    np.sum: _sum,
+    np.mean: _mean,
+    np.max: _max,
+    np.concatenate: _joined(np.concatenate),
+    np.stack: _joined(np.stack),
+    np.where: _where,
+    np.swapaxes: lambda a, i, j: a.each(lambda x: np.swapaxes(x, i, j)),
+    np.broadcast_to: lambda a, shape: a.each(lambda x: np.broadcast_to(x, shape)),
+    np.take_along_axis: lambda a, index, axis: a.each(lambda x: np.take_along_axis(x, index, axis)),
+    np.real: lambda a: a.value,
+    np.shape: lambda a: a.shape,
+    np.zeros_like: lambda a: np.zeros(a.shape),
+}
