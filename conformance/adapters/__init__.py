@@ -1,0 +1,1 @@
+"""Built-in adapters. Each file is one; its attribute ``adapter`` is what ``--adapter FILE`` loads."""

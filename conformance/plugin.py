@@ -1,0 +1,301 @@
+"""The pytest plugin: options, one item per check, the guards against a run that looks green and is not, the verdict.
+
+Import-light on purpose: every pytest run in an environment where the suite is installed loads it, so NumPy, the oracle
+and the adapter are imported only once a file of ``conformance/`` has been collected. Outcomes travel in
+``report.user_properties`` as a JSON string, since that alone reaches the controller of pytest-xdist unharmed.
+"""
+
+import json
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+RECORDER = "draftconf-recorder"
+PROPERTY = "draftconf"
+KIND_OF = {"test_stage": "stage", "test_trace": "trace", "test_end_to_end": "end_to_end"}
+MODULES = ("conformance.test_stages", "conformance.test_trace", "conformance.test_end_to_end")
+NODE = re.compile(r"::(?:test_stage|test_trace|test_end_to_end)\[(.+\[.+\])\]")
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("draftconf", "conformance of a draft step")
+    add = group.addoption
+    what = "implementation under test: built-in name, package.module:attribute, or path/to/file.py:attribute"
+    add("--adapter", default="fast", metavar="NAME", dest="draftconf_adapter", help=what)
+    add("--stage", metavar="LIST", dest="draftconf_stage", help="only these stages; commas, globs such as mla_*")
+    add("--policy", metavar="LIST", dest="draftconf_policy", help="only these of the adapter's policies; commas")
+    add("--deviations", metavar="FILE", dest="draftconf_deviations", help="known deviations (not supported yet)")
+    add("--report", metavar="FILE.md", dest="draftconf_report", help="write the report there")
+    add("--results", metavar="FILE.json", dest="draftconf_results", help="write the results there")
+    add("--dump", metavar="DIR", dest="draftconf_dump", help="save the arrays of failing checks there, as .npz")
+    add("--seed", type=int, default=0, metavar="N", dest="draftconf_seed", help="of the cases; default 0")
+
+
+def pytest_configure(config):
+    if config.getoption("draftconf_deviations"):
+        raise pytest.UsageError("--deviations is not supported yet; every fault counts")
+    config.pluginmanager.register(Recorder(config), RECORDER)
+
+
+def judge(check, request):
+    """Run one check and make its outcome that of the test item."""
+    __tracebackhide__ = True
+    from conformance.report import failure
+
+    recorder = request.config.pluginmanager.get_plugin(RECORDER)
+    outcome, details = recorder.run(check)
+    request.node.user_properties.append((PROPERTY, json.dumps(outcome, allow_nan=False)))
+    if outcome["verdict"] in ("fail", "error"):
+        pytest.fail(failure(recorder.about(check) | outcome, recorder.adapter, recorder.seed, details), pytrace=False)
+    if outcome["verdict"] == "not offered":
+        pytest.skip(outcome["message"] or "not offered")
+
+
+class Recorder:
+    """One per process. The controller of a distributed run, which collects nothing, is told by its workers."""
+
+    def __init__(self, config):
+        self.config = config
+        self.is_worker = hasattr(config, "workerinput")
+        self.adapter, self.seed = config.getoption("draftconf_adapter"), config.getoption("draftconf_seed")
+        self.collected = False  # whether a file of the suite was
+        self.subject, self.plan, self.usage_error = None, None, ""
+        self.selected = {}  # node id -> check id
+        self.outcomes = {}  # check id -> outcome
+        self.shared = {}  # what a worker tells: plan, subject, environment
+        self.problems = []
+        self.results = None
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def pytest_generate_tests(self, metafunc):
+        if metafunc.module.__name__ not in MODULES or "check" not in metafunc.fixturenames:
+            return
+        self.collected = True
+        kind = KIND_OF[metafunc.function.__name__]
+        checks = [check for check in self._planned() if check.kind == kind]
+        metafunc.parametrize("check", checks, ids=[check.id for check in checks])
+
+    def _planned(self) -> list:
+        if self.plan is None and not self.usage_error:
+            try:
+                self.plan = self._make_plan()
+            except ValueError as error:  # raised again after collection, where pytest takes it as a usage error
+                self.usage_error = str(error)
+        return self.plan or []
+
+    def _make_plan(self) -> list:
+        from conformance import adapter, checks
+
+        dump = self.config.getoption("draftconf_dump")
+        dump = self.config.invocation_params.dir / dump if dump else None
+        subject = adapter.Subject(adapter.load(self.adapter), dump=dump)
+        wanted = _names(self.config.getoption("draftconf_policy"))
+        for policy in wanted or ():
+            if policy not in subject.description.policies:
+                raise ValueError(
+                    f"--policy {policy}: the adapter {self.adapter} offers {', '.join(subject.description.policies)}"
+                )
+        plan = list(checks.plan(subject.description, policies=wanted, seed=self.seed))
+        plan = _narrow(plan, _names(self.config.getoption("draftconf_stage")))
+        self.subject = subject
+        return plan
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items):
+        if self.usage_error and not self.is_worker:
+            raise pytest.UsageError(self.usage_error)
+        if self.collected:  # a kind without checks left a placeholder behind
+            items[:] = [item for item in items if item.module.__name__ not in MODULES or _check_of(item) is not None]
+
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            if _check_of(item) is not None:
+                self.selected[item.nodeid] = _check_of(item).id
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids):
+        found = ((node, NODE.search(node)) for node in ids)
+        self.selected |= {node: match[1] for node, match in found if match}
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def about(check) -> dict:
+        from conformance.results import about
+
+        return about(check)
+
+    def run(self, check) -> tuple[dict, str]:
+        """The outcome of a check, and traceback lines if it raised. Whatever it raises is an outcome."""
+        from conformance import adapter, results
+
+        try:
+            return results.clean(check.run(self.subject), self.about(check)), ""
+        except adapter.NotOffered as error:
+            return self._ended("not offered", str(error)), ""
+        except adapter.AdapterError as error:
+            return self._ended("error", str(error)), error.details
+        except (Exception, SystemExit, pytest.skip.Exception, pytest.fail.Exception) as error:
+            return self._ended("error", f"{type(error).__name__} in the suite: {error}"), adapter.frames(error)
+
+    @staticmethod
+    def _ended(verdict: str, message: str) -> dict:
+        from conformance.results import EMPTY
+
+        return EMPTY | {"verdict": verdict, "message": message, "extra": {}}
+
+    def pytest_runtest_logreport(self, report):
+        check = self.selected.get(report.nodeid)
+        if check is None or self.is_worker:
+            return
+        told = dict(report.user_properties).get(PROPERTY)
+        if report.when == "call" and told is not None:
+            self.outcomes[check] = json.loads(told)
+        if report.failed and self.outcomes.get(check, {}).get("verdict") not in ("fail", "error"):
+            lines = [line for line in report.longreprtext.splitlines() if line.strip()]
+            self.outcomes[check] = self._ended("error", lines[-1].strip() if lines else f"{report.when} failed")
+        if report.failed and report.when == "teardown":
+            self.problems.append(f"the teardown of {check} failed")
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        self._stop()
+        if self.is_worker:
+            self.config.workeroutput[PROPERTY] = json.dumps(self._share())
+            return (yield)
+        self._conclude(session)
+        finished = yield  # pytest prints its own last line here
+        self._close()
+        return finished
+
+    def _stop(self):
+        from_adapter = () if self.subject is None else (self._stop_subject(),)
+        self.problems += [problem for problem in from_adapter if problem]
+
+    def _stop_subject(self) -> str:
+        from conformance.adapter import AdapterError, NotOffered
+
+        try:
+            self.subject.stop()
+        except (AdapterError, NotOffered) as error:
+            return str(error)
+        return ""
+
+    def _share(self) -> dict:
+        shared = {"collected": self.collected, "usage_error": self.usage_error, "problems": self.problems}
+        if self.plan is not None:
+            from conformance.results import environment
+
+            shared |= {
+                "plan": [self.about(check) for check in self.plan],
+                "subject": self.subject.description.to_dict(),
+                "environment": environment(),
+            }
+        return shared
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        told = json.loads(getattr(node, "workeroutput", {}).get(PROPERTY, "{}"))
+        self.collected |= told.get("collected", False)
+        self.usage_error = self.usage_error or told.get("usage_error", "")
+        self.problems += told.get("problems", [])
+        torch = self.shared.get("environment", {}).get("torch")
+        self.shared |= told
+        if torch and self.shared.get("environment"):  # one worker may have had no check that imports it
+            self.shared["environment"]["torch"] = torch
+
+    def _conclude(self, session):
+        """Build the results, write the files, and see to it that a run without a verdict does not end in 0."""
+        if self.usage_error:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        if self.config.option.collectonly or self.usage_error or not (self.collected or self.selected):
+            return
+        told = self._share() if self.plan is not None else self.shared
+        if "plan" not in told:  # collection failed, or no worker lived to tell
+            self._fail(session)
+            return
+        from conformance import report, results
+
+        self.results = results.build(
+            plan=told["plan"],
+            outcomes=self.outcomes,
+            selected=set(self.selected.values()),
+            subject=told["subject"],
+            adapter=self.adapter,
+            seed=self.seed,
+            env=told["environment"],
+            selection={name: self.config.getoption(f"draftconf_{name}") for name in ("stage", "policy")},
+            problems=sorted(set(self.problems)),
+        )
+        for option, write in (("draftconf_results", report.write_json), ("draftconf_report", report.write_markdown)):
+            path = self.config.getoption(option)
+            if path:
+                write(self.results, self.config.invocation_params.dir / path)
+        if self.results["verdict"] != "no fault found" or self.results["counts"]["lost"]:
+            self._fail(session)
+
+    @staticmethod
+    def _fail(session):
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_report_collectionfinish(self):
+        if self.subject is None:
+            return []
+        from conformance import report
+
+        return report.header(self.subject.description.to_dict(), self.adapter, self.seed)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.results is None:
+            return
+        from conformance import report
+
+        terminalreporter.section(f"conformance of {self.adapter}")
+        for line in report.summary(self.results):
+            terminalreporter.write_line(line)
+        for option in ("draftconf_report", "draftconf_results"):
+            if self.config.getoption(option):
+                terminalreporter.write_line(f"written: {Path(self.config.getoption(option))}")
+
+    def _close(self):
+        """One sentence, after everything else that is printed."""
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None:
+            return
+        if self.usage_error and terminal.config.pluginmanager.hasplugin("dsession"):  # else pytest itself prints it
+            terminal.write_line(f"ERROR: {self.usage_error}", red=True)
+        if self.results is not None:
+            from conformance import report
+
+            good = self.results["verdict"] == "no fault found"
+            terminal.write_line(report.closing(self.results), green=good, red=not good)
+
+
+def _names(option: str | None) -> list[str] | None:
+    names = [name.strip() for name in (option or "").split(",") if name.strip()]
+    return names or None
+
+
+def _narrow(plan: list, patterns: list[str] | None) -> list:
+    if patterns is None:
+        return plan
+    for pattern in patterns:
+        if not any(fnmatchcase(check.stage, pattern) for check in plan):
+            stages = dict.fromkeys(check.stage for check in plan)
+            raise ValueError(f"--stage {pattern} is none of the stages planned for this adapter: {', '.join(stages)}")
+    return [check for check in plan if any(fnmatchcase(check.stage, pattern) for pattern in patterns)]
+
+
+def _check_of(item):
+    """The check of an item of the suite; None for every other item."""
+    if getattr(getattr(item, "module", None), "__name__", None) not in MODULES or not hasattr(item, "callspec"):
+        return None
+    check = item.callspec.params.get("check")
+    return check if hasattr(check, "run") else None

@@ -1,0 +1,262 @@
+"""The outcome of a run as one dictionary, from which terminal, results.json and REPORT.md are all rendered."""
+
+import hashlib
+import json
+import math
+import platform
+import shlex
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import conformance
+
+KINDS = {
+    "stage": "conformance/test_stages.py::test_stage",
+    "trace": "conformance/test_trace.py::test_trace",
+    "end_to_end": "conformance/test_end_to_end.py::test_end_to_end",
+}
+STATUSES = {
+    "pass": "passed",
+    "fail": "failed",
+    "undecided": "undecided",
+    "not offered": "not offered",
+    "error": "errors",
+    "lost": "lost",
+    "deselected": "deselected",
+}
+FAULTS = ("fail", "error")
+ABOUT = ("id", "kind", "stage", "quantity", "aspect", "case", "layout", "policy", "order")
+EMPTY = {
+    "verdict": "lost", "ratio": None, "steps": [], "worst": None, "bias": None, "compared": 0, "decisions": None,
+    "first_step": None, "message": "",
+}  # fmt: skip
+DECISIONS = ("total", "flipped", "legal", "illegal")
+
+
+def plain(value):
+    """``value`` in JSON's own types: NumPy scalars and arrays unpacked, numbers that are not finite as strings."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def number(value) -> float | None:
+    """A ratio as ``plain`` wrote it, as a number again."""
+    return float(value) if isinstance(value, str) else value
+
+
+def clean(outcome: dict, check: dict) -> dict:
+    """An outcome with every key, in JSON's types; what a check reports beyond the known keys is kept under ``extra``.
+
+    Raises ValueError for one that results.schema.json refuses. ``check`` is what ``about`` says of it.
+    """
+    outcome = plain(outcome)
+    known = EMPTY | {"verdict": None} | {key: value for key, value in outcome.items() if key in EMPTY}
+    cleaned = known | {"extra": {key: value for key, value in outcome.items() if key not in EMPTY}}
+    validate_check(check | cleaned)
+    if cleaned["verdict"] in ("lost", "deselected"):
+        raise ValueError(f"outcome.verdict is {cleaned['verdict']!r}, which is not for a check to say")
+    return cleaned
+
+
+def about(check) -> dict:
+    """What identifies a check, in JSON's types."""
+    return {key: plain(getattr(check, key)) for key in ABOUT}
+
+
+def environment() -> dict:
+    """Versions that can change a result. torch only if something has imported it."""
+    try:
+        torch = version("torch") if "torch" in sys.modules else None
+    except PackageNotFoundError:
+        torch = "unknown"
+    return {"python": platform.python_version(), "numpy": version("numpy"), "torch": torch}
+
+
+def suite() -> dict:
+    """Version of the suite, and a hash of the stage table and the cases."""
+    from conformance.adapter import PROTOCOL
+
+    digest = hashlib.sha256()
+    for name in ("stages.py", "cases.py"):
+        source = Path(__file__).with_name(name)
+        digest.update(source.read_bytes().replace(b"\r\n", b"\n") if source.exists() else b"")
+    return {"version": conformance.__version__, "hash": digest.hexdigest()[:12], "protocol": PROTOCOL}
+
+
+def repeat_command(check: dict, adapter: str, seed: int) -> str:
+    """A shell command that runs just this check."""
+    node = shlex.quote(f"{KINDS[check['kind']]}[{check['id']}]")
+    return f"pytest {node} --adapter {shlex.quote(adapter)} --seed {seed}"
+
+
+def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter: str, seed: int, env: dict,
+          selection: dict, problems=()) -> dict:  # fmt: skip
+    """The results of a run. ``plan`` holds ``about`` of every planned check, ``outcomes`` what came back, by id."""
+    checks = []
+    for entry in plan:
+        default = "lost" if entry["id"] in selected else "deselected"
+        outcome = outcomes.get(entry["id"]) or EMPTY | {"verdict": default, "extra": {}}
+        if outcome["verdict"] == "lost":
+            outcome = outcome | {"message": outcome["message"] or "no result came back"}
+        checks.append(entry | outcome)
+    results = {
+        "schema": 1,
+        "suite": suite(),
+        "subject": {"adapter": adapter} | plain(subject),
+        "environment": env,
+        "seed": seed,
+        "selection": {**selection, "selected": len(selected)},
+        "counts": _counts(checks),
+        "compared": sum(check["compared"] for check in checks),
+        "decisions": sum_decisions(checks),
+        "problems": list(problems),
+        "checks": checks,
+    }
+    results["complete"] = _complete(results)
+    results["verdict"] = _verdict(results)
+    results["first_fault"] = _first_fault(checks, adapter, seed)
+    validate(results)
+    return results
+
+
+def _counts(checks: list[dict]) -> dict:
+    counts = {status: sum(check["verdict"] == verdict for check in checks) for verdict, status in STATUSES.items()}
+    executed = sum(counts[status] for status in ("passed", "failed", "undecided", "errors"))
+    return {"planned": len(checks), "executed": executed} | counts
+
+
+def sum_decisions(checks: list[dict]) -> dict | None:
+    found = [check["decisions"] for check in checks if check["decisions"]]
+    return {key: sum(each[key] for each in found) for key in DECISIONS} if found else None
+
+
+def _complete(results: dict) -> bool:
+    counts, selection = results["counts"], results["selection"]
+    narrowed = selection["stage"] is not None or selection["policy"] is not None
+    return not (narrowed or counts["lost"] or counts["deselected"] or not counts["executed"])
+
+
+def _verdict(results: dict) -> str:
+    counts = results["counts"]
+    if counts["failed"] or counts["errors"] or results["problems"]:
+        return "fault found"
+    if counts["lost"]:
+        return "checks lost"
+    return "no fault found" if counts["executed"] else "nothing checked"
+
+
+def faults(checks: list[dict]) -> list[dict]:
+    """Failing checks, the first in data order first: the walk before single stages before end to end."""
+    return sorted((check for check in checks if check["verdict"] in FAULTS), key=_data_order)
+
+
+def _data_order(check: dict) -> tuple:
+    kinds = ("trace", "stage", "end_to_end")
+    direction, *rest = check["order"] or (0,)
+    step = check["first_step"] or 0
+    backward = isinstance(direction, int | float) and direction > 0  # there the last step comes first
+    return kinds.index(check["kind"]), _sortable(direction), -step if backward else step, _sortable(rest)
+
+
+def _sortable(part):
+    """Numbers before strings, item by item, so that any two sort keys compare."""
+    if isinstance(part, list | tuple):
+        return (2, tuple(_sortable(item) for item in part))
+    return (1, part) if isinstance(part, str) else (0, part)
+
+
+def _first_fault(checks: list[dict], adapter: str, seed: int) -> dict | None:
+    failing = faults(checks)
+    if not failing:
+        return None
+    check = failing[0]
+    command = repeat_command(check, adapter, seed)
+    return {"id": check["id"], "sentence": f"First fault: {blame(check)}. Repeat: {command}", "repeat": command}
+
+
+def blame(check: dict) -> str:
+    """Step, stage and size of a fault in one line."""
+    step = f"step {check['first_step']}, " if check["first_step"] else ""
+    return f"{step}stage {check['stage']} ({check['quantity']}): {measure(check)} [{check['case']}]"
+
+
+def measure(check: dict) -> str:
+    ratio = number(check["ratio"])
+    if check["verdict"] == "error" or ratio is None or ratio <= 1:
+        return check["message"].rstrip(".") or check["verdict"]
+    return f"error {ratio:.3g} x its bound" if math.isfinite(ratio) else f"error is {ratio}, not finite"
+
+
+# -- results.schema.json ---------------------------------------------------------------------------------------------
+
+TYPES = {
+    "object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
+    "null": type(None),
+}  # fmt: skip
+
+
+def validate(results: dict) -> None:
+    """Check against results.schema.json: the part of JSON schema that it uses. Raises ValueError naming the place."""
+    _validate(results, _schema(), _schema()["$defs"], "results")
+
+
+def validate_check(check: dict) -> None:
+    """The same for one entry of ``checks``."""
+    _validate(check, _schema()["properties"]["checks"]["items"], _schema()["$defs"], "outcome")
+
+
+@cache
+def _schema() -> dict:
+    return json.loads(Path(__file__).with_name("results.schema.json").read_text(encoding="utf-8"))
+
+
+def _validate(value, schema: dict, definitions: dict, where: str) -> None:
+    if "$ref" in schema:
+        _validate(value, definitions[schema["$ref"].rpartition("/")[2]], definitions, where)
+    if "anyOf" in schema and not any(_fits(value, option, definitions) for option in schema["anyOf"]):
+        raise ValueError(f"{where} is {value!r}, which fits no alternative of results.schema.json")
+    allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if allowed is not None and value not in allowed:
+        raise ValueError(f"{where} is {value!r}; wanted one of {allowed}")
+    if "type" in schema:
+        _check_type(value, schema["type"], where)
+    if isinstance(value, dict):
+        _check_object(value, schema, definitions, where)
+    if isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            _validate(item, schema["items"], definitions, f"{where}[{index}]")
+
+
+def _check_type(value, names, where: str) -> None:
+    names = [names] if isinstance(names, str) else names
+    if not any(isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names):
+        raise ValueError(f"{where} is {value!r}; wanted {' or '.join(names)}")
+
+
+def _check_object(value: dict, schema: dict, definitions: dict, where: str) -> None:
+    missing = [name for name in schema.get("required", ()) if name not in value]
+    unknown = [name for name in value if name not in schema.get("properties", {})]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]}")
+    if unknown and schema.get("additionalProperties") is False:
+        raise ValueError(f"{where} has {unknown[0]}, which results.schema.json does not know")
+    for name, item in value.items():
+        if name in schema.get("properties", {}):
+            _validate(item, schema["properties"][name], definitions, f"{where}.{name}")
+
+
+def _fits(value, schema: dict, definitions: dict) -> bool:
+    try:
+        _validate(value, schema, definitions, "")
+    except ValueError:
+        return False
+    return True

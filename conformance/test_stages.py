@@ -1,0 +1,7 @@
+"""Stage checks: each stage by itself, on inputs that its storage format holds exactly."""
+
+from conformance.plugin import judge
+
+
+def test_stage(check, request):
+    judge(check, request)
