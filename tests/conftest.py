@@ -1,0 +1,6 @@
+"""Property tests draw the same examples on every run, and never fail for being slow."""
+
+from hypothesis import settings
+
+settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=False, database=None)
+settings.load_profile("reproducible")
