@@ -192,6 +192,7 @@ def loss_nodes(config: DraftConfig, choices: Choices, step: int) -> list[Node]:
     table = [
         ("head_norm", norm(config.rms_norm_eps), ".layer_output", "shared_head.norm.weight"),
         ("logits", LINEAR, ".head_norm", "shared_head.head.weight"),
+        ("target_log_probs", loss.target_op(choices.reduced_target), ".target_logits", "draft_to_target"),
         ("lk_loss", loss.LK_LOSS, ".logits", ".target_log_probs"),
         ("step_loss", loss.step_loss(choices.reduction), ".lk_loss", ".supervised"),
     ]

@@ -6,7 +6,7 @@ loss is finite whenever the differences of the logits are.
 
 import numpy as np
 
-from reference.ops import Op, log_softmax
+from reference.ops import Op, log_softmax, no_gradient
 
 
 def target_log_probs(target_logits, draft_to_target=None, reduced_target: str = "restricted"):
@@ -19,6 +19,11 @@ def target_log_probs(target_logits, draft_to_target=None, reduced_target: str = 
     if reduced_target == "renormalized":
         return log_softmax(target_logits[..., draft_to_target])
     return log_softmax(target_logits)[..., draft_to_target]
+
+
+def target_op(reduced_target: str) -> Op:
+    """The target is frozen: no gradient (spec.md section 5)."""
+    return Op(lambda logits, ids: target_log_probs(logits, ids, reduced_target), no_gradient)
 
 
 def _log_acceptance(log_p, log_q):

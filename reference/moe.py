@@ -24,7 +24,7 @@ ROUTER_SCORES = Op(router_scores, router_scores_backward)
 
 def top_experts(scores, bias, count: int) -> np.ndarray:
     """The ``count`` experts with the largest score + bias, lowest id first among equals. int32 [B, T, n]."""
-    return np.argsort(-(np.real(scores) + bias), axis=-1, kind="stable")[..., :count].astype(np.int32)
+    return np.argsort(-(np.real(scores) + np.real(bias)), axis=-1, kind="stable")[..., :count].astype(np.int32)
 
 
 def route(scores, experts, factor: float, epsilon: float):

@@ -12,7 +12,6 @@ from reference import graph as walk
 from reference.attention import cached_attention_op
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
 from reference.layer import EXPERT_WEIGHTS, graph
-from reference.loss import target_log_probs
 from reference.validate import check_inputs, check_parameters
 
 FEATURES = ("low", "mid", "high")
@@ -81,7 +80,7 @@ def step_inputs(inputs: dict, config: DraftConfig, choices: Choices) -> dict:
         targets = shift(clean["target_logits"], 0 if choices.target_alignment == "fixed" else k - 1)
         if choices.token_source != "own" or k == 1:
             values[(k, "tokens")] = _step_tokens(inputs, clean["tokens"], padding, k, choices)
-        values[(k, "target_log_probs")] = target_log_probs(targets, values["draft_to_target"], choices.reduced_target)
+        values[(k, "target_logits")] = targets
         values[(k, "supervised")] = _supervised(clean["mask"], documents, targets, k, values["draft_to_target"], choices)
     return values
 
@@ -133,7 +132,9 @@ def parameter_gradients(cotangents: dict, values: dict, config: DraftConfig, cho
     return grads
 
 
-def unroll(params: dict, inputs: dict, config: DraftConfig, choices: Choices, *, gradients=True, forced=None) -> UnrollResult:
+def unroll(
+    params: dict, inputs: dict, config: DraftConfig, choices: Choices, *, gradients=True, forced=None
+) -> UnrollResult:
     """The whole training step (spec.md sections 3 to 7).
 
     inputs: ``tokens`` int [B, T], ``low``, ``mid``, ``high`` [B, T, d], ``target_logits`` [B, T, V], ``mask`` bool
@@ -159,6 +160,8 @@ def result_of(nodes, values: dict, cotangents: dict, config: DraftConfig, choice
         values[(0, "total_loss")], per_step("step_loss"), per_step("lk_loss"), per_step("supervised")
     )
     for (step, stage), value in ((node.key, values[node.key]) for node in nodes if node.key[0]):
+        if stage == "target_log_probs":
+            continue
         if stage in ("experts", "tokens"):
             result.decisions[f"{step}/{stage}"] = value.astype(np.int32)
             continue
@@ -193,13 +196,14 @@ def draft_sequence(params: dict, inputs: dict, config: DraftConfig, choices: Cho
     for k, token in enumerate(np.asarray(inputs["given"]), start=2):
         values[(k, "tokens")] = np.full((1, 1), token)
         walk.forward([node for node in nodes if node.key[0] == k], values)
-    outputs = [np.stack([values[(k, s)][0, -1] for k in range(1, config.num_steps + 1)]) for s in ("logits", "layer_output")]
-    return outputs[0], outputs[1]
+    steps = range(1, config.num_steps + 1)
+    logits, features = (np.stack([values[(k, s)][0, -1] for k in steps]) for s in ("logits", "layer_output"))
+    return logits, features
 
 
 def _drafting_nodes(config: DraftConfig, choices: Choices) -> list:
     """The unroll's own nodes without the loss; beyond step 1 attention reads the whole cache of the one anchor."""
-    nodes = [node for node in graph(config, choices.replace(token_source="given")) if "loss" not in node.key[1]]
+    nodes = [node for node in graph(config, choices.replace(token_source="given")) if not node.key[1].endswith(("loss", "log_probs"))]
     cached = cached_attention_op(config)
     return [
         node._replace(op=cached) if node.key[1] == "attention" and node.key[0] > 1 else node for node in nodes
@@ -207,6 +211,6 @@ def _drafting_nodes(config: DraftConfig, choices: Choices) -> list:
 
 
 def _keep_anchor(values: dict, anchor: int) -> None:
-    """Drop every slot but the anchor from what later steps read, except the step-1 keys and values: they are the cache."""
+    """Drop every slot but the anchor from what later steps read; only the step-1 keys and values stay: the cache."""
     for key in [key for key in values if isinstance(key, tuple) and key[0] == 1 and key[1] != "mla_keyvalue"]:
         values[key] = values[key][:, anchor : anchor + 1]

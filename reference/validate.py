@@ -29,7 +29,8 @@ def check_parameters(params: dict, config: DraftConfig, choices: Choices) -> Non
         if isinstance(params[name], np.ndarray):
             check_finite(name, params[name])
     extra = sorted(set(params) - set(shapes) - set(IGNORED_PARAMETERS))
-    require(not extra, f"parameter {extra[0] if extra else ''}", "not one of this layout", f"one of {len(shapes)} names")
+    if extra:
+        raise ValueError(f"parameter {extra[0]} is not one of this layout; wanted the {len(shapes)} of spec.md section 2")
 
 
 def check_ids(name: str, ids: np.ndarray, limit: int, ignored: np.ndarray | None = None) -> None:

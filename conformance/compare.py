@@ -1,0 +1,183 @@
+"""Comparing what an implementation returned with what the oracle computed, in units of the derived bound.
+
+Every comparison is written ``not (error <= bound)``, so that a NaN fails it. A wrong shape or dtype is a fault of its
+own, never a broadcast.
+"""
+
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+from reference.bounds import FAILURE_PROBABILITY, Arithmetic, Running, exact
+
+BIAS_TESTS = 2**12  # no run makes more bias tests
+BIAS_LIMIT = sqrt(2 * log(2 * BIAS_TESTS / FAILURE_PROBABILITY))
+ROUNDED_CONSTANTS = 2  # a stage uses at most so many constants that are rounded to the accumulation format
+BIAS_ELEMENTS = 1000  # fewer say nothing about a coherent error
+
+
+class Mismatch(Exception):
+    """An output that cannot be compared: missing, of another shape or kind. The sentence says which and what."""
+
+
+@dataclass
+class Comparison:
+    """The worst element of one array. ``ratio`` is error / bound there; above 1 (or NaN in the error) is a fault."""
+
+    ratio: float
+    compared: int
+    index: tuple = ()
+    actual: float = 0.0
+    expected: float = 0.0
+    bound: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio <= 1
+
+    def worst(self, step: int | None = None) -> dict:
+        """JSON-safe; the two values also in hexadecimal, exactly."""
+        error = abs(self.actual - self.expected)
+        return {
+            "step": step, "index": [int(i) for i in self.index], "actual": float(self.actual),
+            "expected": float(self.expected), "error": float(error), "bound": float(self.bound),
+            "actual_hex": float(self.actual).hex(), "expected_hex": float(self.expected).hex(),
+        }  # fmt: skip
+
+
+def as_floats(name: str, actual, shape: tuple) -> np.ndarray:
+    """``actual`` as float64 of exactly ``shape``. Raises Mismatch."""
+    array = np.asarray(actual)
+    if array.dtype.kind not in "fiub":
+        raise Mismatch(f"{name} has dtype {array.dtype}; wanted real numbers")
+    if array.shape != shape:
+        raise Mismatch(f"{name} has shape {array.shape}; wanted {shape}")
+    return array.astype(np.float64)
+
+
+def allowance(expected: Running, point, formats: dict) -> np.ndarray:
+    """The bound of a recorded value: what was carried to it, then its rounding to the format of ``point``."""
+    carried, form, compute = expected.bound(), Arithmetic(formats).at(point), Arithmetic(formats)["accumulate"]
+    if form.precision >= compute.precision:
+        return carried
+    with np.errstate(invalid="ignore", over="ignore"):
+        return carried + form.unit_roundoff * (np.abs(expected.value) + carried) + form.smallest_subnormal / 2
+
+
+def compare(name: str, actual, expected, point, formats: dict, valid: np.ndarray | None = None) -> Comparison:
+    """Componentwise: |actual - expected| against the bound, where ``valid`` (broadcast from the left) is true."""
+    expected = exact(expected)
+    actual = as_floats(name, actual, expected.shape)
+    bound = allowance(expected, point, formats)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        error = np.abs(actual - expected.value)
+        same = (actual == expected.value) | (error == 0)
+        ratio = np.where(same, 0.0, np.where(bound > 0, error / bound, np.inf))
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    ratio = np.where(np.isnan(bound) & np.isfinite(actual), 0.0, ratio)  # nothing known: see is_decisive
+    if valid is not None:
+        ratio = np.where(valid.reshape(valid.shape + (1,) * (ratio.ndim - valid.ndim)), ratio, 0.0)
+    if ratio.size == 0:
+        return Comparison(0.0, 0)
+    index = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    count = ratio.size if valid is None else int(valid.sum()) * (ratio.size // valid.size)
+    return Comparison(float(ratio[index]), count, index, actual[index], expected.value[index], bound[index])
+
+
+def width(expected: Running, point, formats: dict) -> float:
+    """The bound relative to the quantity, in the 2-norm: how much the comparison could miss."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        bound, size = allowance(expected, point, formats), np.linalg.norm(expected.value)
+        relative = np.linalg.norm(bound) / size if size > 0 else np.inf
+    return float(relative) if np.isfinite(relative) else float("inf")
+
+
+@dataclass
+class Bias:
+    """A coherent error: the least-squares slope of the signed error on the value, in standard errors.
+
+    Independent roundings average out; an epsilon outside the root, a mean over d - 1 or truncation do not. Rows are
+    clusters (equal rows one), and the variance is the larger of the model's and that seen between clusters.
+    """
+
+    slopes: list
+    variances: list
+    coherent: float = 0.0  # what rounded constants (a scale, 1/d, an epsilon) may add: they err alike in every row
+    elements: int = 0
+
+    @classmethod
+    def empty(cls) -> "Bias":
+        return cls([], [])
+
+    def add(self, actual: np.ndarray, expected: Running, point, formats: dict, valid: np.ndarray | None) -> None:
+        keep = slice(None) if valid is None else valid.reshape(-1)
+        rows = lambda a: np.asarray(a, float).reshape(-1, a.shape[-1] if valid is None else _row(a, valid))[keep]  # noqa: E731
+        y, e = rows(expected.value), rows(actual - expected.value)
+        form = Arithmetic(formats).at(point)
+        variance = (rows(np.square(expected.sigma)) + np.square(form.unit_roundoff * y)) / 3
+        y, first = np.unique(y, axis=0, return_index=True)  # equal rows, as of repeated padding, err together
+        e, variance = e[first], variance[first]
+        usable = np.isfinite(e) & np.isfinite(variance) & (variance > 0)
+        weight = np.divide(y, variance, out=np.zeros_like(y), where=usable)
+        self.slopes.append((np.where(usable, e, 0) * weight).sum(-1))
+        self.variances.append((y * weight).sum(-1))
+        self.coherent += ROUNDED_CONSTANTS * Arithmetic(formats).unit * float((y * weight).sum())
+        self.elements += int(usable.sum())
+
+    def z(self) -> float | None:
+        """Standard errors from zero; None where there are too few elements to say."""
+        if self.elements <= BIAS_ELEMENTS:
+            return None
+        slopes, variances = np.concatenate(self.slopes), np.concatenate(self.variances)
+        spread = max(float(np.sum(variances)), float(np.sum(np.square(slopes))))
+        slope = float(np.sum(slopes))
+        excess = np.copysign(max(abs(slope) - self.coherent, 0.0), slope)
+        return float(excess / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def _row(a: np.ndarray, valid: np.ndarray) -> int:
+    return a.size // valid.size
+
+
+@dataclass
+class Decisions:
+    """How many discrete outcomes differ from the oracle's, and how many of those the error margin allows."""
+
+    total: int = 0
+    flipped: int = 0
+    legal: int = 0
+    illegal: int = 0
+
+    def add(self, flipped: np.ndarray, legal: np.ndarray) -> None:
+        self.total += flipped.size
+        self.flipped += int(flipped.sum())
+        self.legal += int((flipped & legal).sum())
+        self.illegal += int((flipped & ~legal).sum())
+
+    def to_dict(self) -> dict:
+        return {"total": self.total, "flipped": self.flipped, "legal": self.legal, "illegal": self.illegal}
+
+
+def judge_experts(experts, scores, bias: np.ndarray, count: int, formats: dict) -> tuple[np.ndarray, np.ndarray]:
+    """Chosen sets against score + bias. scores Running or array [B, T, E] -> flipped, legal bool [B, T].
+
+    Legal: distinct valid ids, and no expert left out beats a chosen one by more than the two errors.
+    """
+    scores = exact(scores)
+    ids = np.asarray(experts)
+    shape = (*scores.shape[:-1], count)
+    if ids.dtype.kind not in "iu" or ids.shape != shape:
+        raise Mismatch(f"experts is {ids.dtype} of shape {ids.shape}; wanted integers of shape {shape}")
+    key = scores.value + bias
+    error = scores.bound() + Arithmetic(formats)["router"].unit_roundoff * np.abs(key)  # one addition
+    valid = (ids >= 0) & (ids < key.shape[-1])
+    chosen = np.zeros(key.shape, bool)
+    np.put_along_axis(chosen, np.clip(ids, 0, key.shape[-1] - 1), True, axis=-1)
+    distinct = valid.all(-1) & (chosen.sum(-1) == count)
+    lowest = np.where(chosen, key + error, np.inf).min(-1)
+    highest = np.where(chosen, -np.inf, key - error).max(-1)
+    best = np.argsort(-key, axis=-1, kind="stable")[..., :count]
+    flipped = ~distinct | (np.sort(best, -1) != np.sort(ids, -1)).any(-1)
+    return flipped, distinct & (lowest >= highest)
+

@@ -1,0 +1,241 @@
+"""The trace walk: the oracle walks along an implementation's own recorded numbers.
+
+For every step and stage it takes what the implementation says it consumed, computes the stage in float64 with its error
+bound, and compares with what the implementation says it produced. No error compounds and no flipped decision spreads, so
+the bounds are as tight at step 7 as at step 1, and the first edge out of bound, in data order, is the faulty one. Backward
+the same: the cotangent of a boundary must be the sum of its consumers' vector-Jacobian products, a parameter's gradient
+the sum over the steps. A boundary that is not recorded is composed over, with its error.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
+from reference.bounds import Running, arithmetic, exact, lifted
+from reference.config import Choices, DraftConfig, trained_parameters
+from reference.formats import store
+from reference.graph import Key, Node, contributions
+from reference.layer import graph
+from reference.unroll import parameter_gradients, shift, stacked_parameters, step_inputs
+
+DECISION_STAGES = ("experts", "tokens")
+INTERNAL_STAGES = ("target_log_probs", "step_loss", "expert_weighted")  # values that no implementation hands over
+
+
+def is_boundary(key: Key) -> bool:
+    """Whether a value can be recorded: the trace keys of the protocol."""
+    return key[0] > 0 and key[1] not in INTERNAL_STAGES
+
+
+@dataclass
+class Edge:
+    """The verdict on one boundary at one step: ``quantity`` is value, cotangent, gradient or decision."""
+
+    quantity: str
+    step: int
+    stage: str
+    position: int  # of the node in data order
+    comparison: Comparison | None = None
+    fault: str = ""  # a structural fault, in a sentence
+    hidden: tuple[str, ...] = ()  # boundaries composed over on the way here
+    blame: str = ""  # for a cotangent: the consumer whose contribution is wrong
+    decisions: Decisions | None = None
+
+    @property
+    def ok(self) -> bool:
+        legal = self.decisions is None or self.decisions.illegal == 0
+        return not self.fault and legal and (self.comparison is None or self.comparison.ok)
+
+
+@dataclass
+class Walk:
+    """Everything one walk found. ``bias`` pools each stage and quantity over the steps."""
+
+    edges: list[Edge] = field(default_factory=list)
+    bias: dict[tuple[str, str], Bias] = field(default_factory=dict)
+    decisions: dict = field(default_factory=dict)
+
+    def of(self, stage: str, quantity: str) -> list[Edge]:
+        return [e for e in self.edges if e.stage == stage and e.quantity == quantity]
+
+
+class Walker:
+    """One walk over one recorded run. ``trace`` and ``decisions`` are keyed as the adapter protocol says."""
+
+    def __init__(self, params, inputs, config: DraftConfig, choices: Choices, formats: dict, trace, decisions):
+        self.config, self.choices, self.formats = config, choices, formats
+        self.trace, self.decisions = trace, decisions
+        self.params, self.nodes = params, graph(config, choices)
+        self.values = lifted(stacked_parameters(params, config, choices) | step_inputs(inputs, config, choices))
+        documents = inputs.get("documents")
+        self.valid = np.ones(inputs["tokens"].shape, bool) if documents is None else documents >= 0
+        self.hidden: dict[Key, tuple[str, ...]] = {}
+        self.walk = Walk()
+
+    def run(self, grads: dict | None) -> Walk:
+        with arithmetic(self.formats):
+            for position, node in enumerate(self.nodes):
+                self.step_forward(position, node)
+            if grads is not None:
+                self.run_backward(grads)
+        return self.walk
+
+    # Forward.
+    def recorded(self, key: Key, suffix: str = "") -> np.ndarray | None:
+        value = self.trace.get(f"{key[0]}/{key[1]}{suffix}")
+        return None if value is None else np.asarray(value)
+
+    def clean(self, value: np.ndarray) -> np.ndarray:
+        """float64, with padding slots zeroed: what they hold is nobody's business."""
+        value = np.asarray(value, np.float64)
+        return np.where(self.valid.reshape(self.valid.shape + (1,) * (value.ndim - 2)), value, 0.0)
+
+    def compared_slots(self, key: Key) -> np.ndarray:
+        """Slots whose value means something: those that read real data at this step; for the loss, supervised ones."""
+        step, stage = key
+        if stage == "lk_loss":
+            return self.values[(step, "supervised")]
+        return self.valid & shift(self.valid, step - 1, False)
+
+    def step_forward(self, position: int, node: Node) -> None:
+        step, stage = node.key
+        if stage in DECISION_STAGES:
+            self.values[node.key] = self.decide(position, node)
+            return
+        expected = node.op.forward(*(self.values[key] for key in node.inputs))
+        spans = tuple(dict.fromkeys(name for key in node.inputs for name in self.hidden.get(key, ())))
+        actual = self.recorded(node.key)
+        if actual is None or not is_boundary(node.key):
+            self.values[node.key] = store(expected, node.key)
+            self.hidden[node.key] = (*spans, stage) if is_boundary(node.key) else spans
+            return
+        edge = self.judge("value", position, node.key, actual, exact(expected), self.compared_slots(node.key))
+        edge.hidden = spans
+        usable = not edge.fault and np.isfinite(self.clean(actual)).all()
+        self.values[node.key] = Running(self.clean(actual)) if usable else store(expected, node.key)
+
+    def judge(self, quantity: str, position: int, key: Key, actual, expected: Running, valid) -> Edge:
+        """Compare one recorded array and note the verdict."""
+        edge = Edge(quantity, key[0], key[1], position)
+        point = key if quantity != "gradient" else "gradient"
+        try:
+            edge.comparison = compare(f"{key[0]}/{key[1]}", actual, expected, point, self.formats, valid)
+            if quantity != "gradient" and expected.ndim > 0:
+                pool = self.walk.bias.setdefault((key[1], quantity), Bias.empty())
+                pool.add(np.asarray(actual, np.float64), expected, point, self.formats, valid)
+        except Mismatch as mismatch:
+            edge.fault = str(mismatch)
+        self.walk.edges.append(edge)
+        return edge
+
+    def decide(self, position: int, node: Node) -> np.ndarray:
+        """A decision: the implementation's own where it is legal, else (or where none is recorded) the oracle's."""
+        step, stage = node.key
+        ours = node.op.forward(*(self.values[key] for key in node.inputs))
+        theirs = self.decisions.get(f"{step}/{stage}")
+        if theirs is None:
+            return ours
+        edge = Edge("decision", step, stage, position, decisions=Decisions())
+        self.walk.edges.append(edge)
+        try:
+            flipped, legal = self.judged(node, np.asarray(theirs), ours)
+        except Mismatch as mismatch:
+            edge.fault = str(mismatch)
+            return ours
+        slots = self.compared_slots(node.key)
+        edge.decisions.add(flipped[slots], legal[slots])
+        keep = legal.reshape(legal.shape + (1,) * (ours.ndim - legal.ndim))
+        return np.where(keep & self.valid.reshape(keep.shape), theirs, ours)
+
+    def judged(self, node: Node, theirs: np.ndarray, ours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if node.key[1] == "experts":
+            scores, bias = (exact(self.values[key]) for key in node.inputs)
+            return judge_experts(theirs, scores, bias.value, self.config.num_experts_per_token, self.formats)
+        if theirs.shape != ours.shape:
+            raise Mismatch(f"{node.key[0]}/tokens has shape {theirs.shape}; wanted {ours.shape}")
+        flipped = theirs != ours
+        return flipped, ~flipped | near_best(exact(self.values[node.inputs[0]]), theirs, self.values["draft_to_target"])
+
+    # Backward.
+    def run_backward(self, grads: dict) -> None:
+        incoming: dict[Key, list] = {(0, "total_loss"): [(None, Running(np.ones(())))]}
+        for position, node in reversed(list(enumerate(self.nodes))):
+            if node.key not in incoming:
+                if is_boundary(node.key) and node.key[1] not in DECISION_STAGES:
+                    self.take_cotangent(position, node.key, [])
+                continue
+            d_y = self.take_cotangent(position, node.key, incoming[node.key])
+            stored = self.values | {node.key: self.output_of(node.key)}
+            for key, d in contributions(node, stored, d_y):
+                incoming.setdefault(key, []).append((node.key, d))
+        self.judge_parameters(incoming, grads)
+
+    def output_of(self, key: Key):
+        """A VJP may use the stage's output before or after its rounding to storage."""
+        value = self.values[key]
+        return value.stored(key) if isinstance(value, Running) else value
+
+    def take_cotangent(self, position: int, key: Key, parts: list):
+        """The recorded cotangent, judged against the sum of its consumers' products; else that sum."""
+        total = self.total(key, parts)
+        actual = self.recorded(key, ".grad") if is_boundary(key) else None
+        if actual is None:
+            return total
+        valid = None if key[1] == "lk_loss" else self.valid
+        edge = self.judge("cotangent", position, key, actual, total, valid)
+        if not edge.ok and edge.comparison:
+            edge.blame = self.blame(key, actual, parts, valid)
+        usable = not edge.fault and np.isfinite(self.clean(actual)).all()
+        return Running(self.clean(actual)) if usable else total
+
+    def total(self, key: Key, parts: list) -> Running:
+        if not parts:
+            return Running(np.zeros_like(exact(self.values[key]).value))
+        total = parts[0][1]
+        for _, d in parts[1:]:
+            total = store(total + d, key)
+        return exact(total)
+
+    def blame(self, key: Key, actual, parts: list, valid) -> str:
+        """Which consumer's contribution is wrong: the one without which the sum fits, or that explains most."""
+        if len(parts) == 1:
+            return f"{_name(parts[0][0])}'s vector-Jacobian product"
+        for consumer, _ in parts:
+            rest = self.total(key, [part for part in parts if part[0] is not consumer])
+            if compare("rest", actual, rest, key, self.formats, valid).ok:
+                return f"the contribution of {_name(consumer)} is missing"
+        residual = self.clean(actual) - self.total(key, parts).value
+        explained = {consumer: _explained(residual, exact(d).value) for consumer, d in parts}
+        return f"most of the difference lies along the contribution of {_name(max(explained, key=explained.get))}"
+
+    def judge_parameters(self, incoming: dict, grads: dict) -> None:
+        totals = {key: self.total(key, parts) for key, parts in incoming.items() if isinstance(key, str)}
+        expected = parameter_gradients(totals, self.values, self.config, self.choices)
+        for position, name in enumerate(trained_parameters(self.config, self.choices)):
+            if grads.get(name) is None:
+                edge = Edge("gradient", 0, name, position, fault=f"the gradient of {name} is absent; wanted an array")
+                self.walk.edges.append(edge)
+            else:
+                self.judge("gradient", position, (0, name), grads[name], exact(expected[name]), None)
+
+
+def near_best(logits: Running, tokens: np.ndarray, draft_to_target) -> np.ndarray:
+    """Tokens whose logit is the largest to within the two errors. bool, as tokens."""
+    ids = np.arange(logits.shape[-1]) if draft_to_target is None else draft_to_target
+    index = np.argmax(tokens[..., None] == ids, axis=-1)[..., None]
+    known = (tokens[..., None] == ids).any(-1)
+    upper = np.take_along_axis(logits.value + logits.bound(), index, -1)[..., 0]
+    return known & (upper >= (logits.value - logits.bound()).max(-1))
+
+
+def _name(key: Key | None) -> str:
+    return "the loss" if key is None else f"{key[1]} of step {key[0]}"
+
+
+def _explained(residual: np.ndarray, direction: np.ndarray) -> float:
+    """The share of the residual's square that lies along ``direction``."""
+    with np.errstate(all="ignore"):
+        size = np.vdot(direction, direction) * np.vdot(residual, residual)
+        share = np.vdot(residual, direction) ** 2 / size if size > 0 else 0.0
+    return float(share) if np.isfinite(share) else 0.0
