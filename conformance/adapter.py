@@ -120,8 +120,13 @@ def _load_file(path: str):
     file = Path(path).resolve()
     if not file.is_file():
         raise UnknownAdapterError(f"there is no adapter file {path}")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # so that it can import what lies beside it
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").is_file():
+        root, parts = root.parent, [root.name, *parts]
+    if str(root) not in sys.path:
+        sys.path.append(str(root))  # so that it can import what lies beside it
+    if len(parts) > 1:  # inside a package it goes by its full name, lest it be taken for the package it wraps
+        return importlib.import_module(".".join(parts))
     module_name = f"draftconf_adapter_{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     module = importlib.util.module_from_spec(spec)
@@ -210,14 +215,14 @@ def _layouts(layouts, choices: dict) -> tuple:
 
 
 def _policies(formats, policies) -> dict:
-    if policies is None:
+    if policies is None or policies == {}:
         if formats is None:
             raise ValueError("describe() has no 'formats'; wanted at least {'storage': 'float32'} or another format")
         formats = _complete(formats, "describe()['formats']")
         return {formats["storage"]: formats}
     _expect(policies, Mapping, "describe()['policies']", "a mapping from names to formats")
-    if not policies or not all(isinstance(name, str) and name for name in policies):
-        raise ValueError("describe()['policies'] needs at least one policy, each under a string")
+    if not all(isinstance(name, str) and name for name in policies):
+        raise ValueError(f"describe()['policies'] has the names {list(policies)!r}; wanted strings")
     return {name: _complete(value, f"describe()['policies'][{name!r}]") for name, value in policies.items()}
 
 
@@ -231,8 +236,9 @@ def _complete(formats, where: str) -> dict:
     if storage not in STORAGE_FORMATS:
         raise ValueError(f"{where} has storage {storage!r}; wanted one of {', '.join(STORAGE_FORMATS)}")
     accumulate = formats.setdefault("accumulate", storage if storage in ("float64", "float32") else "float32")
-    wide = storage if accumulate == "tensor-core" and storage == "float64" else accumulate
-    computed = "float32" if wide in ("tensor-core", "tf32") else wide  # both say how products are summed, not a type
+    computed = (
+        "float32" if accumulate in ("tf32", "tensor-core") else accumulate
+    )  # these two say how, not in which type
     formats.setdefault("router", computed)
     formats.setdefault("logits", computed)
     formats.setdefault("attention_output", storage)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -140,10 +139,12 @@ def _write(path, text: str) -> None:
     """By renaming, so that a run cut short leaves the old file and never half a new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 # -- REPORT.md -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+# Two commands set up all they need by themselves:
+#   make conformance [ADAPTER=fast]   the verdict on an implementation
+#   make test                         the tests of the oracle, of fast and of the suite itself
+PYTHON ?= python3
+ADAPTER ?= fast
+WORKERS ?= auto
+PYTEST_FLAGS ?=
+VENV := .venv
+OUT := build
+
+.DEFAULT_GOAL := conformance
+.PHONY: conformance test report clean
+
+-include make/peers.mk
+PEER_ADAPTERS ?= nemo_automodel speculators torchao gfloat
+NAME := $(basename $(notdir $(ADAPTER)))
+
+ifneq ($(filter $(NAME),$(PEER_ADAPTERS)),)
+ENVIRONMENT := peers
+BIN := .venv-peers/bin
+else
+ENVIRONMENT := $(VENV)/.installed
+BIN := $(VENV)/bin
+endif
+RUN := $(BIN)/python -m pytest conformance/ --adapter $(ADAPTER) -n $(WORKERS)
+
+conformance: $(ENVIRONMENT)
+	$(RUN) --report $(OUT)/REPORT-$(NAME).md --results $(OUT)/results-$(NAME).json $(PYTEST_FLAGS)
+
+report: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest conformance/ --adapter fast -n $(WORKERS) --report REPORT.md $(PYTEST_FLAGS)
+
+test: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m pytest tests -n $(WORKERS) $(PYTEST_FLAGS)
+
+$(VENV)/.installed: constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'python 3.11 or newer is needed: make PYTHON=...')"
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -r constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-peers $(OUT) .pytest_cache .ruff_cache .hypothesis
