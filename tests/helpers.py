@@ -33,7 +33,7 @@ def alternatives() -> list[dict]:
 
 
 def label(change: dict) -> str:
-    return "-".join(str(value) for value in change.values())
+    return "-".join(f"{field}={value}" for field, value in change.items()) or "default"
 
 
 def sized_for(choices: Choices, config: DraftConfig) -> DraftConfig:
