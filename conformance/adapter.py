@@ -25,7 +25,7 @@ ENTRY_POINTS = "draftconf.adapters"
 LAYOUTS = ("mtp", "eagle3")
 FORMATS = ("float64", "float32", "tf32", "bfloat16", "float16", "tensor-core")
 STORAGE_FORMATS = ("float64", "float32", "bfloat16", "float16")
-EXTENSION_TYPES = ("bfloat16", "float8", "float6", "float4")  # NumPy dtypes of ml_dtypes, exact in float32
+EXTENSION_TYPES = ("bfloat16", "float8_", "float6_", "float4_")  # NumPy dtypes of ml_dtypes, exact in float32
 METHODS = (
     "align", "mxfp4", "mxfp8", "mxfp4_decode", "mxfp8_decode", "fake_mxfp4", "fake_mxfp8", "fusion", "draft_input",
     "situ_glu", "attention", "mla", "route", "moe", "shared_experts", "dense_mlp", "draft_layer", "head", "lk_loss",

@@ -43,12 +43,15 @@ def judge(check, request):
     """Run one check and make its outcome that of the test item."""
     __tracebackhide__ = True
     from conformance.report import failure
+    from conformance.results import repeat_command
 
     recorder = request.config.pluginmanager.get_plugin(RECORDER)
     outcome, details = recorder.run(check)
     request.node.user_properties.append((PROPERTY, json.dumps(outcome, allow_nan=False)))
     if outcome["verdict"] in ("fail", "error"):
-        pytest.fail(failure(recorder.about(check) | outcome, recorder.adapter, recorder.seed, details), pytrace=False)
+        entry = recorder.about(check) | outcome
+        command = repeat_command(entry, recorder.adapter, recorder.seed, request.config.option.pyargs)
+        pytest.fail(failure(entry, command, details), pytrace=False)
     if outcome["verdict"] == "not offered":
         pytest.skip(outcome["message"] or "not offered")
 
@@ -61,7 +64,8 @@ class Recorder:
         self.is_worker = hasattr(config, "workerinput")
         self.adapter, self.seed = config.getoption("draftconf_adapter"), config.getoption("draftconf_seed")
         self.collected = False  # whether a file of the suite was
-        self.subject, self.plan, self.usage_error = None, None, ""
+        self.subject, self.plan = None, None
+        self.usage_error, self.usage_error_told = "", False
         self.selected = {}  # node id -> check id
         self.outcomes = {}  # check id -> outcome
         self.shared = {}  # what a worker tells: plan, subject, environment
@@ -106,6 +110,7 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
         if self.usage_error and not self.is_worker:
+            self.usage_error_told = True
             raise pytest.UsageError(self.usage_error)
         if self.collected:  # a kind without checks left a placeholder behind
             items[:] = [item for item in items if item.module.__name__ not in MODULES or _check_of(item) is not None]
@@ -229,7 +234,11 @@ class Recorder:
             adapter=self.adapter,
             seed=self.seed,
             env=told["environment"],
-            selection={name: self.config.getoption(f"draftconf_{name}") for name in ("stage", "policy")},
+            selection={
+                "stage": self.config.getoption("draftconf_stage"),
+                "policy": self.config.getoption("draftconf_policy"),
+                "pyargs": self.config.option.pyargs,
+            },
             problems=sorted(set(self.problems)),
         )
         for option, write in (("draftconf_results", report.write_json), ("draftconf_report", report.write_markdown)):
@@ -269,7 +278,7 @@ class Recorder:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is None:
             return
-        if self.usage_error and terminal.config.pluginmanager.hasplugin("dsession"):  # else pytest itself prints it
+        if self.usage_error and not self.usage_error_told:  # a worker found it, or a node id is not in an empty plan
             terminal.write_line(f"ERROR: {self.usage_error}", red=True)
         if self.results is not None:
             from conformance import report

@@ -13,7 +13,7 @@ from conformance.results import (
     faults,
     measure,
     number,
-    repeat_command,
+    repeat,
     suite,
     sum_decisions,
 )
@@ -84,7 +84,7 @@ def _why_nothing(results: dict) -> str:
     return f"of {planned} planned checks {absent} are not offered and {lost} gave no result"
 
 
-def failure(check: dict, adapter: str, seed: int, details: str = "") -> str:
+def failure(check: dict, command: str, details: str = "") -> str:
     """What a failing check shows, in place of a traceback."""
     lines = [f"{measure(check)} [{check['case']}]", f"  check   {check['id']}"]
     if check["message"]:
@@ -95,7 +95,7 @@ def failure(check: dict, adapter: str, seed: int, details: str = "") -> str:
     if check["worst"]:
         lines += [f"  {key:7} {_show(value)}" for key, value in check["worst"].items() if value is not None]
     lines += [f"  at      {line}" for line in details.splitlines()]
-    return "\n".join([*lines, f"  repeat  {repeat_command(check, adapter, seed)}"])
+    return "\n".join([*lines, f"  repeat  {command}"])
 
 
 def worst_check(checks: list[dict]) -> dict | None:
@@ -289,19 +289,18 @@ def _findings(results: dict) -> str:
     found = faults(results["checks"])
     if not found:
         return ""
-    adapter, seed = results["subject"]["adapter"], results["seed"]
-    full = [_finding(check, adapter, seed) for check in found[:FINDINGS_IN_FULL]]
+    full = [_finding(check, repeat(check, results)) for check in found[:FINDINGS_IN_FULL]]
     rest = [f"- `{check['id']}`: {_escape(measure(check))}" for check in found[FINDINGS_IN_FULL:]]
     note = "In data order; the first is the one to look at."
     return "\n\n".join(["## Findings", note, *full, "\n".join(rest)]).rstrip()
 
 
-def _finding(check: dict, adapter: str, seed: int) -> str:
+def _finding(check: dict, command: str) -> str:
     lines = [f"### {_escape(blame(check))}", "", _escape(check["message"]), "", f"- check: `{check['id']}`"]
     lines += [f"- {key}: {_show(value)}" for key, value in (check["worst"] or {}).items() if value is not None]
     if check["bias"] is not None:
         lines.append(f"- signed bias: z = {cell(check['bias'])}")
-    return "\n".join([*lines, f"- repeat: `{repeat_command(check, adapter, seed)}`"])
+    return "\n".join([*lines, f"- repeat: `{command}`"])
 
 
 def _grouped(checks: list[dict], *keys: str):

@@ -92,10 +92,18 @@ def suite() -> dict:
     return {"version": conformance.__version__, "hash": digest.hexdigest()[:12], "protocol": PROTOCOL}
 
 
-def repeat_command(check: dict, adapter: str, seed: int) -> str:
-    """A shell command that runs just this check."""
-    node = shlex.quote(f"{KINDS[check['kind']]}[{check['id']}]")
-    return f"pytest {node} --adapter {shlex.quote(adapter)} --seed {seed}"
+def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False) -> str:
+    """A shell command that runs just this check, in a checkout or, with ``pyargs``, where the suite is installed."""
+    test = KINDS[check["kind"]]
+    if pyargs:
+        test = test.replace(".py", "").replace("/", ".")
+    node = shlex.quote(f"{test}[{check['id']}]")
+    return f"pytest {'--pyargs ' if pyargs else ''}{node} --adapter {shlex.quote(adapter)} --seed {seed}"
+
+
+def repeat(check: dict, results: dict) -> str:
+    """The same, the way that this run was started."""
+    return repeat_command(check, results["subject"]["adapter"], results["seed"], results["selection"]["pyargs"])
 
 
 def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter: str, seed: int, env: dict,
@@ -123,7 +131,7 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
     }
     results["complete"] = _complete(results)
     results["verdict"] = _verdict(results)
-    results["first_fault"] = _first_fault(checks, adapter, seed)
+    results["first_fault"] = _first_fault(results)
     validate(results)
     return results
 
@@ -174,13 +182,11 @@ def _sortable(part):
     return (1, part) if isinstance(part, str) else (0, part)
 
 
-def _first_fault(checks: list[dict], adapter: str, seed: int) -> dict | None:
-    failing = faults(checks)
-    if not failing:
-        return None
-    check = failing[0]
-    command = repeat_command(check, adapter, seed)
-    return {"id": check["id"], "sentence": f"First fault: {blame(check)}. Repeat: {command}", "repeat": command}
+def _first_fault(results: dict) -> dict | None:
+    for check in faults(results["checks"])[:1]:
+        command = repeat(check, results)
+        return {"id": check["id"], "sentence": f"First fault: {blame(check)}. Repeat: {command}", "repeat": command}
+    return None
 
 
 def blame(check: dict) -> str:

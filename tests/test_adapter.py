@@ -205,6 +205,11 @@ def test_returns_are_normalised(returned):
     assert (result.grads, result.decisions, result.trace) == ({}, {}, {})
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32, np.uint8, np.bool_])
+def test_types_are_kept(dtype):
+    assert call(lambda inputs, **_: {"loss": np.ones(1, dtype)}).outputs["loss"].dtype == dtype
+
+
 def test_result_outlives_the_adapters_buffers():
     buffer = np.ones(2)
     result = call(lambda inputs, **_: ({"loss": buffer}, {"frozen": None}))

@@ -1,6 +1,7 @@
 """The plugin, run by pytester on a small stand-in plan: verdicts, exit codes, and the guards against a false green."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -173,15 +174,17 @@ def test_first_fault_is_named_in_the_last_line(suite, workers):
     assert result.ret == 1
     assert last_line(result) == (
         "First fault: step 3, stage route (output): error 41.2 x its bound [mtp-float64-tame]. Repeat: "
-        "pytest 'conformance/test_trace.py::test_trace[route.output.trace[mtp-float64-tame]]' "
+        "pytest --pyargs 'conformance.test_trace::test_trace[route.output.trace[mtp-float64-tame]]' "
         "--adapter adapters:Wrong --seed 0"
     )
     assert "Traceback" not in result.stdout.str()
 
 
 def test_repeat_command_selects_one_check(suite):
+    printed = shlex.split(last_line(suite("Wrong", "--policy", "float32")).partition("Repeat: pytest ")[2])
+    assert printed[0] == "--pyargs"
+    suite("Wrong", "-n", "1", target=printed[:2]).assert_outcomes(failed=1)
     node = "conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
-    suite("Wrong", "-n", "1", target=("--pyargs", node)).assert_outcomes(failed=1)
     assert suite("Good", target=("--pyargs", node)).ret == 0
     checkout = "conformance/test_trace.py::test_trace[route.output.trace[mtp-float32-harsh]]"
     result = suite("Wrong", "--rootdir", str(ROOT), "-c", "tox.ini", target=(f"{ROOT}/{checkout}",))
@@ -263,6 +266,13 @@ def test_usage_errors_exit_with_4_and_a_sentence(suite, args, message):
     result = suite("Good", *args)
     assert result.ret == 4
     assert message in result.stdout.str() + result.stderr.str()
+
+
+def test_usage_error_is_told_for_a_single_node_too(suite):
+    node = "conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
+    result = suite("Good", "--adapter", "nonesuch", target=("--pyargs", node))
+    assert result.ret == 4
+    assert "there is no adapter 'nonesuch'" in result.stdout.str()
 
 
 def test_usage_error_of_workers_reaches_the_controller(suite):

@@ -47,7 +47,7 @@ def build(entries, selected=None, selection=None, **more):
         adapter="my file.py:adapter",
         seed=5,
         env={"python": "3.11.0", "numpy": "2.4.0", "torch": None},
-        selection=selection or {"stage": None, "policy": None},
+        selection={"stage": None, "policy": None, "pyargs": False} | (selection or {}),
         **more,
     )
 
@@ -116,7 +116,7 @@ def test_counts_and_completeness():
     }  # fmt: skip
     assert (got["verdict"], got["complete"]) == ("checks lost", False)
     assert build(entries[:3])["complete"] is True
-    assert build(entries[:3], selection={"stage": "route", "policy": None})["complete"] is False
+    assert build(entries[:3], selection={"stage": "route"})["complete"] is False
     assert build(entries[2:3])["verdict"] == "nothing checked"
     assert build([])["verdict"] == "nothing checked"
     assert build(entries[:3], problems=["stop raised"])["verdict"] == "fault found"
@@ -174,6 +174,9 @@ def test_repeat_command_is_safe_in_a_shell():
     command = build([(check("logits"), failed(1, 2.0))])["first_fault"]["repeat"]
     node = "conformance/test_trace.py::test_trace[logits.output.trace[mtp-float32-tame]]"
     assert shlex.split(command) == ["pytest", node, "--adapter", "my file.py:adapter", "--seed", "5"]
+    command = build([(check("logits"), failed(1, 2.0))], selection={"pyargs": True})["first_fault"]["repeat"]
+    node = "conformance.test_trace::test_trace[logits.output.trace[mtp-float32-tame]]"
+    assert shlex.split(command)[:3] == ["pytest", "--pyargs", node]
 
 
 def test_suite_hash_is_that_of_stages_and_cases():
@@ -264,7 +267,7 @@ def test_closing_sentences():
 
 def test_failure_text_shows_the_steps_and_the_worst_element():
     entry, outcome = full_run()[1]
-    text = report.failure(entry | results.clean(outcome, entry), "fast", 0, "my.py:3 in f: x")
+    text = report.failure(entry | results.clean(outcome, entry), "pytest this", "my.py:3 in f: x")
     assert text.splitlines()[0] == "error 41.2 x its bound [mtp-float32-tame]"
-    for part in ("index   [0, 4]", "bound   0.001", "at      my.py:3 in f: x", "repeat  pytest '"):
+    for part in ("index   [0, 4]", "bound   0.001", "at      my.py:3 in f: x", "repeat  pytest this"):
         assert part in text
