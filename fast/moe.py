@@ -98,7 +98,7 @@ def expert_hidden(zq: Tensor, quantized: dict, groups: Groups, config, record=ke
 def mx_hidden(hidden: Tensor, weights: Tensor, choices, record=keep) -> Tensor:
     """MXFP8 of the experts' hidden, times the routing weight before that with ``before_down``. [..., n, m]."""
     if choices.routing_weight == "before_down":
-        hidden = (weights.unsqueeze(-1) * hidden).to(hidden.dtype)
+        hidden = record("expert_weighted", (weights.unsqueeze(-1) * hidden).to(hidden.dtype))
     return record("mx_hidden", quantize_activations(hidden, choices) if choices.quantize_hidden else hidden)
 
 

@@ -78,19 +78,14 @@ def check_inputs(inputs: dict, vocab_size: int) -> None:
 def step_inputs(inputs: dict, k: int, choices) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [B, T], target logits [B, T, V] and supervised slots bool [B, T] of step k, by shifting those of step 1.
 
-    Where position j+k lies outside the document of position j, as past the end, token 0 and zero logits stand.
+    A slot whose position j+k is past the end or in another document has token 0, zero logits and no supervision.
     """
-    tokens, mask = shift(inputs["tokens"], k - 1, 0), shift(inputs["mask"], k - 1, False)
-    target = inputs["target_logits"]
-    if choices.target_alignment == "shifted":
-        target = shift(target, k - 1, 0)
-    if inputs.get("documents") is not None:
-        within = inside(inputs["documents"], k)
-        tokens, mask = torch.where(within, tokens, 0), mask & within
-        target = torch.where(within.unsqueeze(-1), target, 0)
-    if choices.token_source == "given":
-        tokens = inputs["tokens_by_step"][k - 1]
-    return tokens, target, mask
+    tokens, target, mask = inputs["tokens"], inputs["target_logits"], shift(inputs["mask"], k - 1, False)
+    documents = inputs.get("documents")
+    within = shift(torch.ones_like(mask), k - 1, False) if documents is None else inside(documents, k)
+    tokens = inputs["tokens_by_step"][k - 1] if choices.token_source == "given" else shift(tokens, k - 1, 0)
+    target = target if choices.target_alignment == "fixed" else shift(target, k - 1, 0)
+    return torch.where(within, tokens, 0), torch.where(within.unsqueeze(-1), target, 0), mask & within
 
 
 def inside_draft_vocabulary(target_logits: Tensor, draft_to_target: Tensor) -> Tensor:
@@ -163,9 +158,8 @@ def draft_sequence(params: dict, inputs: dict, config, choices) -> dict:
     """Draft K tokens one after another after a prefix, with a cache.
 
     inputs: tokens [T], slot-aligned, and ``feature`` [T, d] (after fusion) or low, mid, high [T, d]; ``given`` [K-1],
-    the tokens fed at steps 2..K, unless ``token_source`` is "own", which feeds the draft's arg-max; optionally
-    draft_to_target. The anchor is the last slot. Returns its logits [K, V or v] and features before the head's norm
-    [K, d].
+    the tokens fed at steps 2..K, the draft's own arg-max when absent; optionally draft_to_target. The anchor is the
+    last slot. Returns its logits [K, V or v] and features before the head's norm [K, d].
     """
     params = widen(params)
     quantized = quantize_experts(params, config, choices) if choices.draft_input == "mtp" else None
@@ -191,7 +185,7 @@ def draft_sequence(params: dict, inputs: dict, config, choices) -> dict:
         features.append(layer_output[0])
         feature = recycle(layer_output, normed, choices)
         if k < config.num_steps:
-            own = choices.token_source == "own"
-            token = argmax_token(all_logits[-1], inputs.get("draft_to_target")) if own else inputs["given"][k - 1]
-            tokens = token.reshape(1)
+            given = inputs.get("given")
+            own = argmax_token(all_logits[-1], inputs.get("draft_to_target"))
+            tokens = (own if given is None else given[k - 1]).reshape(1)
     return {"logits": torch.stack(all_logits), "features": torch.stack(features)}

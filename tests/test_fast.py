@@ -190,7 +190,7 @@ def test_unroll_is_drafting_at_every_anchor(choices):
     for anchor in range(tokens.shape[1]):
         prefix = {name: batch[name][0, : anchor + 1] for name in ("tokens", "low", "mid", "high")}
         given = torch.nn.functional.pad(tokens[0, anchor + 1 :], (0, num_steps))[: num_steps - 1]
-        drafted = model.draft({**prefix, "given": given})
+        drafted = model.draft(prefix if choices.token_source == "own" else {**prefix, "given": given})
         for k in range(num_steps):
             torch.testing.assert_close(drafted["logits"][k], seen[f"{k + 1}/logits"][0, anchor], rtol=0, atol=1e-12)
 

@@ -125,10 +125,7 @@ class FastAdapter(TorchAdapter):
         decisions = {"experts": seen["experts"]}
         sources = {"mx_input": seen["latent_down"]}
         if self.options.quantize_hidden:
-            hidden = seen["expert_hidden"]
-            if self.options.routing_weight == "before_down":
-                hidden = (seen["route"].unsqueeze(-1) * hidden).to(hidden.dtype)
-            sources["mx_hidden"] = hidden
+            sources["mx_hidden"] = seen.get("expert_weighted", seen["expert_hidden"])
         for name, x in sources.items():
             x = x.bfloat16() if self.options.quantize_source == "bfloat16" else x
             scales, codes = mx.quantize(x.detach(), self.mxfp8_format, self.options.mx_scale_rule)
