@@ -17,7 +17,7 @@ from reference.config import Choices, DraftConfig, trained_parameters
 from reference.formats import store
 from reference.graph import Key, Node, contributions
 from reference.layer import graph
-from reference.unroll import parameter_gradients, shift, stacked_parameters, step_inputs
+from reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
 
 DECISION_STAGES = ("experts", "tokens")
 INTERNAL_STAGES = ("target_log_probs", "step_loss", "expert_weighted")  # values that no implementation hands over
@@ -70,6 +70,8 @@ class Walker:
         self.values = lifted(stacked_parameters(params, config, choices) | step_inputs(inputs, config, choices))
         documents = inputs.get("documents")
         self.valid = np.ones(inputs["tokens"].shape, bool) if documents is None else documents >= 0
+        steps = range(1, config.num_steps + 1)
+        self.inside = {k: ~outside_document(documents, k, self.valid.shape) for k in steps}
         self.hidden: dict[Key, tuple[str, ...]] = {}
         self.walk = Walk()
 
@@ -92,11 +94,12 @@ class Walker:
         return np.where(self.valid.reshape(self.valid.shape + (1,) * (value.ndim - 2)), value, 0.0)
 
     def compared_slots(self, key: Key) -> np.ndarray:
-        """Slots whose value means something: those that read real data at this step; for the loss, supervised ones."""
+        """Slots whose value means something: their position j + k lies in their document; for the loss, supervised.
+
+        What the others compute reaches no loss and no gradient: their cotangent must be zero, their value may be anything.
+        """
         step, stage = key
-        if stage == "lk_loss":
-            return self.values[(step, "supervised")]
-        return self.valid & shift(self.valid, step - 1, False)
+        return self.values[(step, "supervised")] if stage == "lk_loss" else self.inside[step]
 
     def step_forward(self, position: int, node: Node) -> None:
         step, stage = node.key

@@ -27,6 +27,7 @@ from reference.formats import FORMATS, Format, round_to
 FAILURE_PROBABILITY = 1e-6  # of one false alarm in a whole run
 COMPARISONS = 2**27  # no run compares more numbers; the report prints how many it did compare
 LAMBDA = sqrt(2 * log(2 * COMPARISONS / FAILURE_PROBABILITY))
+OPERATIONS = 2  # an implementation may take two operations where the oracle's text takes one
 ELEMENTARY = 4  # ulps of exp, log, tanh and the like in public float32 libraries
 GRAIN = 1e-150  # keeps squares from underflowing in float64
 
@@ -203,7 +204,7 @@ def _value(x):
     return x.value if isinstance(x, Running) else x
 
 
-def _computed(value, sigma, linear, units: float = 1.0) -> Running:
+def _computed(value, sigma, linear, units: float = OPERATIONS) -> Running:
     """The result of one operation: its carried error and ``units`` roundings of its own."""
     now = _CURRENT.get()
     return Running(value, sigma, linear).rounded(units * now.unit, now.grain)

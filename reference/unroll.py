@@ -77,12 +77,24 @@ def step_inputs(inputs: dict, config: DraftConfig, choices: Choices) -> dict:
     values["first_slots"] = shift_right(values["documents"], -1) != values["documents"]
     values["draft_to_target"] = inputs.get("draft_to_target") if choices.head == "reduced" else None
     for k in range(1, config.num_steps + 1):
+        outside = outside_document(documents, k, padding.shape)
         targets = shift(clean["target_logits"], 0 if choices.target_alignment == "fixed" else k - 1)
         if choices.token_source != "own" or k == 1:
-            values[(k, "tokens")] = _step_tokens(inputs, clean["tokens"], padding, k, choices)
-        values[(k, "target_logits")] = targets
-        values[(k, "supervised")] = _supervised(clean["mask"], documents, targets, k, values["draft_to_target"], choices)
+            values[(k, "tokens")] = _zeroed(_step_tokens(inputs, clean["tokens"], k, choices), outside)
+        values[(k, "target_logits")] = _zeroed(targets, outside)
+        supervised = shift(clean["mask"], k - 1, False) & ~outside
+        values[(k, "supervised")] = supervised & _inside(targets, values["draft_to_target"], choices)
     return values
+
+
+def outside_document(documents, k: int, shape: tuple) -> np.ndarray:
+    """Slots whose position j + k is past the end or in another document: they read fill. bool [B, T].
+
+    Without documents the aligned arrays themselves say what exists: only a shift past their end is outside.
+    """
+    if documents is None:
+        return np.broadcast_to(np.arange(shape[1]) + k > shape[1], shape)
+    return (shift(documents, k, -1) != documents) | (documents < 0)
 
 
 def shift_right(x: np.ndarray, fill) -> np.ndarray:
@@ -94,18 +106,13 @@ def _zeroed(x: np.ndarray, padding: np.ndarray) -> np.ndarray:
     return np.where(padding.reshape(padding.shape + (1,) * (x.ndim - 2)), np.zeros((), x.dtype), x)
 
 
-def _step_tokens(inputs: dict, tokens: np.ndarray, padding: np.ndarray, k: int, choices: Choices) -> np.ndarray:
-    return _zeroed(inputs["tokens_by_step"][k - 1], padding) if choices.token_source == "given" else shift(tokens, k - 1)
+def _step_tokens(inputs: dict, tokens: np.ndarray, k: int, choices: Choices) -> np.ndarray:
+    return inputs["tokens_by_step"][k - 1] if choices.token_source == "given" else shift(tokens, k - 1)
 
 
-def _supervised(mask, documents, targets, k: int, draft_to_target, choices: Choices) -> np.ndarray:
-    """The aligned mask, k - 1 to the left, within the document of slot j at slot j + k. bool [B, T]."""
-    supervised = shift(mask, k - 1, False)
-    if documents is not None:
-        supervised = supervised & (shift(documents, k, -1) == documents) & (documents >= 0)
-    if choices.reduced_supervision == "argmax_inside":
-        supervised = supervised & np.isin(np.argmax(targets, axis=-1), draft_to_target)
-    return supervised
+def _inside(targets: np.ndarray, draft_to_target, choices: Choices):
+    """Slots that ``reduced_supervision`` lets be supervised."""
+    return choices.reduced_supervision == "all" or np.isin(np.argmax(targets, axis=-1), draft_to_target)
 
 
 def stacked_parameters(params: dict, config: DraftConfig, choices: Choices) -> dict:
