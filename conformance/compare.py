@@ -14,6 +14,7 @@ from reference.bounds import FAILURE_PROBABILITY, Arithmetic, Running, exact
 BIAS_TESTS = 2**12  # no run makes more bias tests
 BIAS_LIMIT = sqrt(2 * log(2 * BIAS_TESTS / FAILURE_PROBABILITY))
 ROUNDED_CONSTANTS = 2  # a stage uses at most so many constants that are rounded to the accumulation format
+VANISHING = 1e-30  # a bound of underflow grains alone, on a quantity that is exactly zero
 BIAS_ELEMENTS = 1000  # fewer say nothing about a coherent error
 
 
@@ -88,8 +89,8 @@ def compare(name: str, actual, expected, point, formats: dict, valid: np.ndarray
 def width(expected: Running, point, formats: dict) -> float:
     """The bound relative to the quantity, in the 2-norm: how much the comparison could miss."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        bound, size = allowance(expected, point, formats), np.linalg.norm(expected.value)
-        relative = np.linalg.norm(bound) / size if size > 0 else np.inf
+        bound, size = np.linalg.norm(allowance(expected, point, formats)), np.linalg.norm(expected.value)
+        relative = bound / size if size > 0 else (0.0 if bound < VANISHING else np.inf)
     return float(relative) if np.isfinite(relative) else float("inf")
 
 

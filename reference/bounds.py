@@ -3,7 +3,9 @@
 A ``Running`` array holds a float64 value and, componentwise, two accounts of how far an honest implementation in the
 declared formats may be from it: ``linear``, the sum of the magnitudes of all roundings carried to here (a worst case),
 and ``sigma``, the root of the sum of their squares. Roundings to nearest have no preferred sign, so by Azuma-Hoeffding
-the error exceeds lambda sigma with probability at most 2 exp(-lambda^2 / 2). The bound is min(lambda sigma, linear).
+the error exceeds lambda sigma with probability at most 2 exp(-lambda^2 / 2). What is not a rounding to nearest (a
+discrete choice that could go either way, accumulation that truncates) is carried in a third account, ``drift``, which is
+also part of linear. The bound is min(lambda sigma + drift, linear).
 
 Three rules make them (docs/bounds.md derives each):
 
@@ -106,14 +108,18 @@ def arithmetic(formats: dict):
 
 
 class Running(np.lib.mixins.NDArrayOperatorsMixin):
-    """A float64 array with its two error accounts; use it wherever the oracle takes an array."""
+    """A float64 array with its error accounts; use it wherever the oracle takes an array.
 
-    __slots__ = ("linear", "sigma", "value")
+    ``drift`` is None where it is zero everywhere, which is most of the time.
+    """
 
-    def __init__(self, value, sigma=None, linear=None):
+    __slots__ = ("drift", "linear", "sigma", "value")
+
+    def __init__(self, value, sigma=None, linear=None, drift=None):
         self.value = np.asarray(value, np.float64)
         self.sigma = np.zeros(self.value.shape) if sigma is None else np.broadcast_to(sigma, self.value.shape)
         self.linear = np.zeros(self.value.shape) if linear is None else np.broadcast_to(linear, self.value.shape)
+        self.drift = None if drift is None else np.broadcast_to(drift, self.value.shape)
 
     # Shape, exactly.
     shape = property(lambda self: self.value.shape)
@@ -133,17 +139,19 @@ class Running(np.lib.mixins.NDArrayOperatorsMixin):
         return _sum(self, axis, keepdims)
 
     def each(self, function) -> "Running":
-        """The same rearrangement of the value and of both accounts: no error is added."""
-        return Running(function(self.value), function(self.sigma), function(self.linear))
+        """The same rearrangement of the value and of every account: no error is added."""
+        drift = None if self.drift is None else function(self.drift)
+        return Running(function(self.value), function(self.sigma), function(self.linear), drift)
 
     # The rules.
     def bound(self) -> np.ndarray:
-        """How far an honest value may be: min(lambda sigma, linear), componentwise."""
-        return np.fmin(LAMBDA * self.sigma, self.linear)  # where one account overflowed, the other
+        """How far an honest value may be: min(lambda sigma + drift, linear), componentwise."""
+        likely = LAMBDA * self.sigma if self.drift is None else LAMBDA * self.sigma + self.drift
+        return np.fmin(likely, self.linear)  # where one account overflowed, the other
 
     def rounded(self, unit: float, grain: float) -> "Running":
         step = unit * np.abs(self.value) + grain
-        return Running(self.value, np.hypot(self.sigma, step), self.linear + step)
+        return Running(self.value, np.hypot(self.sigma, step), self.linear + step, self.drift)
 
     def stored(self, point) -> "Running":
         """The store rule, unless the operation that made the value rounded to that format anyway."""
@@ -166,14 +174,13 @@ class Running(np.lib.mixins.NDArrayOperatorsMixin):
                 x = via(self.value + side * reach).reshape(grid)
                 moved = np.ldexp(mx.round_element(np.ldexp(x, -exponent), form), exponent)
                 spread = np.maximum(spread, np.abs(moved - near.reshape(grid)))
-        spread = np.where(reach > 0, spread.reshape(self.shape), 0.0)
-        return Running(near, spread, spread)
+        return _drifting(near, np.where(reach > 0, spread.reshape(self.shape), 0.0))
 
     def below(self, other) -> "Running":
         """theta of the LK gradient: certain where the sign of the difference is, else anything in [0, 1]."""
         gap = self - other
         open_ = np.abs(gap.value) <= gap.bound()
-        return Running(np.where(open_, 0.5, gap.value < 0), 0.5 * open_, 0.5 * open_)
+        return _drifting(np.where(open_, 0.5, gap.value < 0), 0.5 * open_)
 
     # NumPy's protocols.
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
@@ -182,16 +189,21 @@ class Running(np.lib.mixins.NDArrayOperatorsMixin):
         handler = _UFUNCS.get(ufunc)
         if method != "__call__" or handler is None or kwargs:
             return NotImplemented
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+        with np.errstate(all="ignore"):  # an account that overflows says so in the bound
             return handler(*inputs)
 
     def __array_function__(self, func, types, args, kwargs):
         handler = _FUNCTIONS.get(func)
-        return NotImplemented if handler is None else handler(*args, **kwargs)
+        with np.errstate(all="ignore"):
+            return NotImplemented if handler is None else handler(*args, **kwargs)
 
 
 def exact(x) -> Running:
     return x if isinstance(x, Running) else Running(x)
+
+
+def _drifting(value, spread) -> Running:
+    return Running(value, None, spread, spread if np.any(spread) else None)
 
 
 def lifted(values: dict) -> dict:
@@ -204,36 +216,48 @@ def _value(x):
     return x.value if isinstance(x, Running) else x
 
 
-def _computed(value, sigma, linear, units: float = OPERATIONS) -> Running:
-    """The result of one operation: its carried error and ``units`` roundings of its own."""
+def _computed(value, sigma, carry, operands, units: float = OPERATIONS) -> Running:
+    """The result of one operation: its carried error and ``units`` roundings of its own.
+
+    ``carry`` maps worst-case errors of the operands to that of the result; it serves linear and drift alike.
+    """
     now = _CURRENT.get()
-    return Running(value, sigma, linear).rounded(units * now.unit, now.grain)
+    return Running(value, sigma, *_carried(carry, operands)).rounded(units * now.unit, now.grain)
+
+
+def _carried(carry, operands) -> tuple:
+    """The linear and drift accounts of a result."""
+    linear = carry(*(a.linear for a in operands))
+    if all(a.drift is None for a in operands):
+        return linear, None
+    return linear, carry(*(np.zeros(a.shape) if a.drift is None else a.drift for a in operands))
 
 
 def _add(a, b):
     a, b = exact(a), exact(b)
-    return _computed(a.value + b.value, np.hypot(a.sigma, b.sigma), a.linear + b.linear)
+    return _computed(a.value + b.value, np.hypot(a.sigma, b.sigma), lambda e, f: e + f, (a, b))
 
 
 def _negative(a):
-    return Running(-a.value, a.sigma, a.linear)
+    return Running(-a.value, a.sigma, a.linear, a.drift)
 
 
 def _multiply(a, b):
     if a is b:  # a square: the two factors err together
-        return _computed(a.value**2, 2 * np.abs(a.value) * a.sigma, (2 * np.abs(a.value) + a.linear) * a.linear)
+        size = 2 * np.abs(a.value)
+        return _computed(a.value**2, size * a.sigma, lambda e: (size + e) * e, (a,))
     a, b = exact(a), exact(b)
-    sigma = np.hypot(np.abs(b.value) * a.sigma, np.abs(a.value) * b.sigma)
-    linear = np.abs(b.value) * a.linear + np.abs(a.value) * b.linear + a.linear * b.linear
-    return _computed(a.value * b.value, sigma, linear)
+    size_a, size_b = np.abs(a.value), np.abs(b.value)
+    sigma = np.hypot(size_b * a.sigma, size_a * b.sigma)
+    return _computed(a.value * b.value, sigma, lambda e, f: size_b * e + size_a * f + e * f, (a, b))
 
 
 def _divide(a, b):
     a, b = exact(a), exact(b)
     y, size = a.value / b.value, np.abs(b.value)
     sigma = np.hypot(a.sigma, np.abs(y) * b.sigma) / size
-    linear = np.where(b.linear < size, (a.linear + np.abs(y) * b.linear) / (size - b.linear), np.inf)
-    return _computed(y, sigma, linear)
+    carry = lambda e, f: np.where(f < size, (e + np.abs(y) * f) / (size - f), np.inf)  # noqa: E731
+    return _computed(y, sigma, carry, (a, b))
 
 
 def _exp(a):
@@ -241,52 +265,49 @@ def _exp(a):
     grow = lambda e: np.where(y > 0, y * np.expm1(np.minimum(e, 700)), 0.0)  # noqa: E731
     # exp2(x log2 e) rounds its argument: relative 2 |x| units
     units = np.where(np.isfinite(a.value), 2 * np.abs(a.value) + ELEMENTARY, 0.0)
-    return _computed(y, grow(a.sigma), grow(a.linear), units)
+    return _computed(y, grow(a.sigma), grow, (a,), units)
 
 
 def _log(a):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        linear = np.where(a.linear < a.value, -np.log1p(-a.linear / a.value), np.inf)
-        return _computed(np.log(a.value), a.sigma / a.value, linear, ELEMENTARY)
+    carry = lambda e: np.where(e < a.value, -np.log1p(-e / a.value), np.inf)  # noqa: E731
+    return _computed(np.log(a.value), a.sigma / a.value, carry, (a,), ELEMENTARY)
 
 
 def _tanh(a):
-    y = np.tanh(a.value)
-    steepest = 1 - np.tanh(np.maximum(np.abs(a.value) - a.linear, 0)) ** 2
-    return _computed(y, (1 - y * y) * a.sigma, steepest * a.linear, ELEMENTARY)
+    y, size = np.tanh(a.value), np.abs(a.value)
+    carry = lambda e: (1 - np.tanh(np.maximum(size - e, 0)) ** 2) * e  # noqa: E731
+    return _computed(y, (1 - y * y) * a.sigma, carry, (a,), ELEMENTARY)
 
 
 def _sqrt(a):
     y = np.sqrt(a.value)
-    return _computed(y, a.sigma / (2 * y), a.linear / (y + np.sqrt(np.maximum(a.value - a.linear, 0))), 2)
+    return _computed(y, a.sigma / (2 * y), lambda e: e / (y + np.sqrt(np.maximum(a.value - e, 0))), (a,))
 
 
 def _minimum(a, b):
     a, b = exact(a), exact(b)
-    y = np.minimum(a.value, b.value)
-    shape = y.shape
-    spread = lambda e, f: np.maximum(np.broadcast_to(e, shape), np.broadcast_to(f, shape))  # noqa: E731
-    return Running(y, spread(a.sigma, b.sigma), spread(a.linear, b.linear))
+    spread = lambda e, f: np.maximum(e, f)  # noqa: E731
+    return Running(np.minimum(a.value, b.value), spread(a.sigma, b.sigma), *_carried(spread, (a, b)))
 
 
-def _reduced(value, magnitude, count: int, sigma, linear) -> Running:
+def _reduced(value, magnitude, count: int, sigma, linear, drift) -> Running:
     """The reduce rule on a sum of ``count`` terms of total size ``magnitude``."""
     now = _CURRENT.get()
     if count <= 1:
-        return _computed(value, sigma, linear)
+        return Running(value, sigma, linear, drift).rounded(OPERATIONS * now.unit, now.grain)
     worst = count * now.unit / (1 - count * now.unit) * magnitude + count * now.grain
     if now.truncates:
-        return Running(value, np.hypot(sigma, 2 * worst), linear + 2 * worst)
+        return Running(value, sigma, linear + 2 * worst, 2 * worst + (0 if drift is None else drift))
     partial = (magnitude + np.abs(value)) / 2  # bounds every partial sum in every order
     random = sqrt(2 * count) * now.unit * partial + sqrt(count) * now.grain
-    return Running(value, np.hypot(sigma, random), linear + worst)
+    return Running(value, np.hypot(sigma, random), linear + worst, drift)
 
 
 def _sum(a, axis=None, keepdims=False):
     total = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
     value = total(a.value)
     count = a.size // max(value.size, 1)
-    return _reduced(value, total(np.abs(a.value)), count, _root(total(a.sigma**2)), total(a.linear))
+    return _reduced(value, total(np.abs(a.value)), count, _root(total(a.sigma**2)), *_carried(total, (a,)))
 
 
 def _root(squares):
@@ -304,28 +325,28 @@ def _matmul(a, b):
         a, b = a.rounded(now.product_input, 0.0), b.rounded(now.product_input, 0.0)
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     squares = a.sigma**2 @ size_b**2 + size_a**2 @ b.sigma**2
-    linear = a.linear @ size_b + size_a @ b.linear + a.linear @ b.linear
-    return _reduced(a.value @ b.value, size_a @ size_b, a.shape[-1], _root(squares), linear)
+    carry = lambda e, f: e @ size_b + size_a @ f + e @ f  # noqa: E731
+    return _reduced(a.value @ b.value, size_a @ size_b, a.shape[-1], _root(squares), *_carried(carry, (a, b)))
 
 
 def _max(a, axis=None, keepdims=False):
-    largest = lambda x: np.max(x, axis=axis, keepdims=keepdims)  # noqa: E731
-    return a.each(largest)
+    return a.each(lambda x: np.max(x, axis=axis, keepdims=keepdims))
+
+
+def _together(function, parts) -> Running:
+    """One array function of several arrays, on the values and on every account."""
+    drift = None
+    if any(p.drift is not None for p in parts):
+        drift = function([np.zeros(p.shape) if p.drift is None else p.drift for p in parts])
+    return Running(*(function([getattr(p, s) for p in parts]) for s in ("value", "sigma", "linear")), drift)
 
 
 def _joined(function):
-    """concatenate, stack: the same on the value and on both accounts."""
-
-    def handler(arrays, *args, **kwargs):
-        parts = [exact(a) for a in arrays]
-        return Running(*(function([getattr(p, s) for p in parts], *args, **kwargs) for s in ("value", "sigma", "linear")))
-
-    return handler
+    return lambda arrays, axis=0: _together(lambda x: function(x, axis=axis), [exact(a) for a in arrays])
 
 
 def _where(condition, a, b):
-    a, b = exact(a), exact(b)
-    return Running(*(np.where(condition, getattr(a, s), getattr(b, s)) for s in ("value", "sigma", "linear")))
+    return _together(lambda x: np.where(condition, x[0], x[1]), [exact(a), exact(b)])
 
 
 _UFUNCS = {

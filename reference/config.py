@@ -132,7 +132,7 @@ def _refuse_other_mathematics(data: dict) -> None:
         if name in data and data[name] not in allowed:
             raise ValueError(f"{name} is {data[name]!r}; this step is defined for {allowed[0]!r} only")
     heads = data.get("num_attention_heads")
-    if data.get("num_key_value_heads", heads) != heads:
+    if heads is not None and data.get("num_key_value_heads", heads) != heads:
         raise ValueError(f"num_key_value_heads is {data['num_key_value_heads']}; wanted num_attention_heads, {heads}")
 
 
@@ -268,7 +268,7 @@ class Choices:
 
 
 def _check_named(name: str, value) -> None:
-    if name in REFUSED and value in REFUSED[name]:
+    if isinstance(value, str) and value in REFUSED.get(name, {}):
         raise ValueError(f"{name} is {value!r}: {REFUSED[name][value]} is a known reading that is not computed here yet")
     if value not in ALTERNATIVES[name] or type(value) is not type(ALTERNATIVES[name][0]):
         raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(map(repr, ALTERNATIVES[name]))}")

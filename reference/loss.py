@@ -44,31 +44,34 @@ def below(log_q, log_p):
     return (np.real(log_q) < np.real(log_p)).astype(float)
 
 
-def lk_loss_backward(draft_logits, log_p, loss, d_loss):
+def lk_loss_backward(draft_logits, log_p, loss, d_loss, theta=None):
     """With theta = [q < p] and e = theta q / alpha: d alpha/dQ_x = q_x (theta_x - sum theta q), so
 
     dloss/dQ_x = -(q_x / alpha)(theta_x - sum theta q) = q_x sum(e) - e_x.  Where theta is 1, q_x <= alpha: no overflow.
+    Another ``theta`` of the gradient set may be given.
     """
     log_q = log_softmax(draft_logits)
     log_alpha = -loss[..., None]
-    e = below(log_q, log_p) * np.exp(np.minimum(log_q - log_alpha, 0.0))
+    theta = below(log_q, log_p) if theta is None else theta
+    e = theta * np.exp(np.minimum(log_q - log_alpha, 0.0))
     return d_loss[..., None] * (np.exp(log_q) * np.sum(e, axis=-1, keepdims=True) - e)
 
 
 LK_LOSS = Op(lk_loss, lambda draft, log_p, y, d_y: (lk_loss_backward(draft, log_p, y, d_y), None))
 
 
-def gradient_violation(draft_logits, target_logits, gradient, tolerance) -> float:
+def gradient_violation(draft_logits, target_logits, gradient, tolerance, margin=0.0) -> float:
     """How far ``gradient`` [V] lies outside Clarke's subdifferential at one slot, in units of ``tolerance`` [V] or scalar.
 
     g is a member iff sum g = 0 and some s makes theta = s - g alpha / q equal 1 where q < p, 0 where q > p and lie in
-    [0, 1] where q = p (spec.md section 5). At most 1 means: a member, to within the tolerance on g.
+    [0, 1] where q = p (spec.md section 5). At most 1 means: a member, to within the tolerance on g. Log probabilities
+    within ``margin`` [V] or scalar count as equal.
     """
     log_q, log_p = log_softmax(np.asarray(draft_logits, float)), log_softmax(np.asarray(target_logits, float))
     g = np.asarray(gradient, float)
     tol = np.maximum(np.broadcast_to(np.asarray(tolerance, float), g.shape), np.finfo(float).tiny)
     q, e = np.exp(log_q), np.exp(np.minimum(log_q - _log_acceptance(log_p, log_q), 0.0))  # e = q / alpha where q <= p
-    least, most = np.where(log_q < log_p, e, 0.0), np.where(log_q <= log_p, e, 0.0)
+    least, most = np.where(log_q < log_p - margin, e, 0.0), np.where(log_q <= log_p + margin, e, 0.0)
 
     def excess(share):  # g = q share - theta e with theta in its interval; share = s / alpha; convex in share
         return np.max(np.maximum(q * share - most - g, g - q * share + least) / tol)

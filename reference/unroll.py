@@ -12,7 +12,7 @@ from reference import graph as walk
 from reference.attention import cached_attention_op
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
 from reference.layer import EXPERT_WEIGHTS, graph
-from reference.validate import check_inputs, check_parameters
+from reference.validate import check_inputs, check_parameters, check_prefix
 
 FEATURES = ("low", "mid", "high")
 
@@ -74,7 +74,7 @@ def step_inputs(inputs: dict, config: DraftConfig, choices: Choices) -> dict:
     clean = {name: _zeroed(inputs[name], padding) for name in ("tokens", "target_logits", "mask", *FEATURES)}
     values = {name: clean[name] for name in FEATURES}
     values["documents"] = np.zeros(padding.shape, np.int32) if documents is None else documents
-    values["first_slots"] = shift_right(values["documents"], -1) != values["documents"]
+    values["first_slots"] = (shift_right(values["documents"], -1) != values["documents"]) & ~padding
     values["draft_to_target"] = inputs.get("draft_to_target") if choices.head == "reduced" else None
     for k in range(1, config.num_steps + 1):
         outside = outside_document(documents, k, padding.shape)
@@ -190,7 +190,8 @@ def draft_sequence(params: dict, inputs: dict, config: DraftConfig, choices: Cho
     """
     choices.check(config)
     check_parameters(params, config, choices)
-    prefix = {name: np.asarray(inputs[name])[None] for name in ("tokens", "feature", *FEATURES) if name in inputs}
+    check_prefix(inputs, config)
+    prefix = {name: inputs[name][None] for name in ("tokens", "feature", *FEATURES) if name in inputs}
     values = stacked_parameters(params, config, choices) | prefix
     slots = values["tokens"].shape[1]
     values |= {"documents": np.zeros((1, slots), np.int32), "first_slots": np.arange(slots)[None] == 0}

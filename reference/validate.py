@@ -66,14 +66,16 @@ def check_inputs(inputs: dict, config: DraftConfig, choices: Choices) -> None:
         require(inputs[name].shape == wanted, name, f"of shape {inputs[name].shape}", str(wanted))
     require(inputs["mask"].shape == shape, "mask", f"of shape {inputs['mask'].shape}", str(shape))
     require(inputs["mask"].dtype == bool, "mask", f"of dtype {inputs['mask'].dtype}", "bool")
-    padding = None
+    padding, unread = None, None
     if inputs.get("documents") is not None:
         check_documents(inputs["documents"], shape)
         padding = inputs["documents"] < 0
-    check_ids("tokens", inputs["tokens"], config.vocab_size, padding)
+        following = np.concatenate([inputs["documents"][:, 1:], np.full((shape[0], 1), -1)], axis=1)
+        unread = padding | (following != inputs["documents"])  # what is aligned there belongs to another document
+    check_ids("tokens", inputs["tokens"], config.vocab_size, unread)
     for name in ("low", "mid", "high", "target_logits"):
         if isinstance(inputs[name], np.ndarray):
-            check_finite(name, inputs[name], padding)
+            check_finite(name, inputs[name], unread if name == "target_logits" else padding)
     check_chosen_inputs(inputs, config, choices, padding)
 
 
@@ -93,3 +95,21 @@ def check_chosen_inputs(inputs: dict, config: DraftConfig, choices: Choices, pad
         require(np.shape(tokens) == wanted, "tokens_by_step", f"of shape {np.shape(tokens)}", str(wanted))
         ignored = None if padding is None else np.broadcast_to(padding, wanted)
         check_ids("tokens_by_step", np.asarray(tokens), config.vocab_size, ignored)
+
+
+def check_prefix(inputs: dict, config: DraftConfig) -> None:
+    """What ``draft_sequence`` reads: the prefix's tokens and features, and the tokens given for steps 2..K."""
+    features = ("feature",) if "feature" in inputs else ("low", "mid", "high")
+    for name in ("tokens", "given", *features):
+        require(name in inputs, name, "missing", "an array")
+    slots, steps = np.shape(inputs["tokens"]), np.shape(inputs["given"])
+    require(len(slots) == 1 and slots != (0,), "tokens", f"of shape {slots}", "[T]")
+    require(steps == (config.num_steps - 1,), "given", f"of shape {steps}", f"({config.num_steps - 1},)")
+    for name in ("tokens", "given"):
+        if np.size(inputs[name]):
+            check_ids(name, np.asarray(inputs[name]), config.vocab_size)
+    for name in features:
+        wanted = (*slots, config.hidden_size)
+        require(inputs[name].shape == wanted, name, f"of shape {inputs[name].shape}", str(wanted))
+        if isinstance(inputs[name], np.ndarray):
+            check_finite(name, inputs[name])

@@ -1,0 +1,137 @@
+"""The oracle itself as an adapter, in float64: the suite must pass its own reference.
+
+Stage methods run the rows of the stage table forward and backward on plain arrays, without bounds.
+"""
+
+import numpy as np
+
+import conformance
+from conformance.stages import STAGES, Stage
+from reference import mx, sampling, unroll
+from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
+from reference.graph import backward, forward
+from reference.layer import EXPERT_WEIGHTS
+
+
+class Reference:
+    protocol = 1
+
+    def describe(self) -> dict:
+        return {
+            "name": "reference",
+            "version": conformance.__version__,
+            "url": "",
+            "formats": {"storage": "float64"},
+            "layouts": ["mtp", "eagle3"],
+        }
+
+    def start(self, config: dict, choices: dict) -> None:
+        self.config, self.choices = DraftConfig(**config), Choices.from_dict(choices)
+
+    @property
+    def fp8(self) -> str:
+        return f"mxfp8_{self.choices.mxfp8_element}"
+
+    def align(self, inputs, *, cotangents=None, forced=None):
+        return unroll.align(dict(inputs), self.config, self.choices)
+
+    def mxfp4(self, inputs, *, cotangents=None, forced=None):
+        return self._quantize(inputs["x"], "mxfp4")
+
+    def mxfp8(self, inputs, *, cotangents=None, forced=None):
+        return self._quantize(inputs["x"], self.fp8)
+
+    def _quantize(self, x, form: str) -> dict:
+        return dict(zip(("scales", "codes"), mx.quantize(x, form, self.choices.mx_scale_rule), strict=True))
+
+    def mxfp4_decode(self, inputs, *, cotangents=None, forced=None):
+        codes = mx.unpack(inputs["packed"]) if "packed" in inputs else inputs["codes"]
+        return {"values": mx.dequantize(inputs["scales"], codes, "mxfp4")}
+
+    def mxfp8_decode(self, inputs, *, cotangents=None, forced=None):
+        return {"values": mx.dequantize(inputs["scales"], inputs["codes"], self.fp8)}
+
+    def fake_mxfp4(self, inputs, *, cotangents=None, forced=None):
+        return self._fake(inputs["x"], "mxfp4", cotangents)
+
+    def fake_mxfp8(self, inputs, *, cotangents=None, forced=None):
+        return self._fake(inputs["x"], self.fp8, cotangents)
+
+    def _fake(self, x, form: str, cotangents):
+        c = self.choices
+        op = mx.straight_through(form, c.mx_scale_rule, c.quantize_source, c.ste)
+        y = op.forward(x)
+        return {"y": y}, {"x": op.backward(x, y, cotangents["y"])[0]} if cotangents else {}
+
+    def unroll(self, inputs, *, cotangents=None, forced=None):
+        params = {name: inputs[name] for name in parameter_shapes(self.config, self.choices)}
+        data = {name: x for name, x in inputs.items() if name not in params}
+        pins = {(int(k.split("/")[0]), k.split("/")[1]): v for k, v in (forced or {}).items()}
+        result = unroll.unroll(params, data, self.config, self.choices, gradients=bool(cotangents), forced=pins)
+        outputs = {name: getattr(result, name) for name in ("total_loss", "step_losses", "slot_losses")}
+        return outputs, result.grads, result.decisions, result.trace
+
+    def draft_sequence(self, inputs, *, cotangents=None, forced=None):
+        params = {name: inputs[name] for name in parameter_shapes(self.config, self.choices)}
+        logits, features = unroll.draft_sequence(params, dict(inputs), self.config, self.choices)
+        return {"logits": logits, "features": features}
+
+    def speculative_sample(self, inputs, *, cotangents=None, forced=None):
+        return sampling.speculative_sample(inputs["p"], inputs["q"], inputs["draw"])._asdict()
+
+    def _stage(self, stage: Stage, inputs, cotangents, forced):
+        """A row of the table: its nodes forward, and backward from the cotangents of its outputs."""
+        nodes, values = stage.nodes(self.config, self.choices), self._values(stage, inputs)
+        values |= {stage.decisions[name]: x for name, x in (forced or {}).items() if name in stage.decisions}
+        forward(nodes, values)
+        outputs = {name: values[key] for name, key in stage.outputs.items()}
+        d = {stage.outputs[name]: x for name, x in (cotangents or {}).items()}
+        backward(nodes, values, d)
+        return outputs, self._gradients(stage, inputs, d) if cotangents else {}, self._decisions(stage, values)
+
+    def _values(self, stage: Stage, inputs) -> dict:
+        values = {"draft_to_target": None} | {stage.inputs.get(name, name): x for name, x in inputs.items()}
+        for long, short in stage.renamed.items():
+            values |= {name.replace(short, long, 1): x for name, x in inputs.items() if name.startswith(short)}
+        stem = "block_sparse_moe.experts."
+        if f"{stem}0.w1.weight" in inputs:
+            experts = range(self.config.num_experts)
+            for w, name in EXPERT_WEIGHTS.items():
+                values[name] = np.stack([inputs[f"{stem}{e}.{w}.weight"] for e in experts])
+        return values
+
+    def _gradients(self, stage: Stage, inputs, d: dict) -> dict:
+        grads, frozen = {}, frozen_parameters(self.choices)
+        for name in inputs:
+            long = next((n + name[len(s) :] for n, s in stage.renamed.items() if name.startswith(s)), name)
+            stem, dot, rest = long.partition(".experts.")
+            e, _, kind = rest.partition(".")
+            key = f"{stem}.experts.{kind}" if dot else stage.inputs.get(name, long)
+            if key in d and long not in frozen:
+                grads[name] = d[key][int(e)] if dot else d[key]
+        return grads
+
+    def _decisions(self, stage: Stage, values: dict) -> dict:
+        decisions = {}
+        for name, key in stage.decisions.items():
+            if name.startswith("mx_") and key in values:
+                source = "latent_down" if name == "mx_input" else "expert_hidden"
+                quantized = self._quantize(values[(key[0], source)], self.fp8)
+                decisions |= {f"{name}.{part}": x for part, x in quantized.items()}
+            elif key in values:
+                decisions[name] = values[key]
+        return decisions
+
+
+def _method(stage: Stage):
+    def method(self, inputs, *, cotangents=None, forced=None):
+        return self._stage(stage, inputs, cotangents, forced)
+
+    method.__name__, method.__doc__ = stage.name, stage.equation
+    return method
+
+
+for _row in STAGES:
+    setattr(Reference, _row.name, _method(_row))
+
+adapter = Reference()

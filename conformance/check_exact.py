@@ -1,0 +1,294 @@
+"""Checks without a tolerance: MX codes and values byte for byte, alignment, and the rules of speculative sampling."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from conformance import outcome as verdict
+from conformance.cases import Case, generator, handed_over
+from conformance.compare import Mismatch, compare
+from reference import mx, sampling
+from reference.bounds import Running
+from reference.config import BLOCK, Choices
+from reference.formats import FORMATS, round_to
+from reference.unroll import align
+
+#: MX cases; the last four are where OCP MX v1.0 is silent and spec.md section 6 decides (policy names of mx.md section 1).
+MX_CASES = {
+    "normal": "blocks of every size from 2^-100 to 2^100",
+    "ties": "elements halfway between two grid values, both ways from even",
+    "edges": "block maxima at, just below and just above powers of two and the largest element",
+    "signs": "negative zeros, single values, alternating signs",
+    "zero_block": "all-zero blocks get scale code 0 (P1)",
+    "nonfinite": "a NaN or an infinity makes its block NaN, scale code 255 (P2)",
+    "clamp": "exponents below -127 are clamped and the elements rounded there (P3)",
+    "subnormal": "subnormal inputs count as they are (P5)",
+}
+SILENT = ("zero_block", "nonfinite", "clamp", "subnormal")
+
+
+def next_up(x: np.ndarray, storage: str) -> np.ndarray:
+    """The neighbour above, on the storage grid (positive normal x)."""
+    _, exponent = np.frexp(x)
+    return x + np.ldexp(1.0, exponent - FORMATS[storage].precision)
+
+
+def next_down(x: np.ndarray, storage: str) -> np.ndarray:
+    half, exponent = np.frexp(x)
+    return x - np.ldexp(1.0, exponent - FORMATS[storage].precision - (half == 0.5))
+
+
+def mx_blocks(case: str, form: str, storage: str, rng: np.random.Generator) -> np.ndarray:
+    """[n, 32] on the storage grid."""
+    element, lowest = mx.ELEMENTS[form], FORMATS[storage].min_exponent
+    grid = np.unique(np.abs(mx.decode_table(form)))
+    grid = grid[np.isfinite(grid)]
+    if case == "normal":
+        x = rng.normal(size=(48, BLOCK)) * 2.0 ** rng.integers(-100, 100, (48, 1))
+    elif case == "ties":
+        x = rng.choice((grid[1:] + grid[:-1]) / 2, (32, BLOCK)) * rng.choice([-1, 1], (32, BLOCK))
+        x[:, 0] = 2.0**element.emax  # scale exponent 0 under floor
+        x *= 2.0 ** rng.integers(-20, 20, (32, 1))
+    elif case == "edges":
+        exponents = np.arange(-90, 100, 7)
+        tops = np.concatenate([2.0**exponents, element.largest * 2.0 ** (exponents - element.emax)])
+        tops = np.concatenate([tops, next_up(tops, storage), next_down(tops, storage)])
+        x = rng.uniform(-1, 1, (len(tops), BLOCK)) * tops[:, None]
+        x[:, 5] = tops
+    elif case == "signs":
+        x = np.zeros((6, BLOCK))
+        x[0], x[1, 3], x[2, 3] = -0.0, 1.0, -1.0
+        x[3] = np.where(np.arange(BLOCK) % 2, 1.0, -1.0)
+        x[4] = np.where(np.arange(BLOCK) % 3 == 0, -1e-9, 1.0)
+        x[5], x[5, 0] = -0.0, 3.0
+    elif case == "zero_block":
+        x = np.zeros((2, BLOCK))
+        x[1] = -0.0
+    elif case == "nonfinite":
+        x = rng.normal(size=(6, BLOCK))
+        x[0, 3], x[1, 0], x[2, 31], x[3, 1], x[4, 2] = np.nan, np.inf, -np.inf, np.nan, np.inf
+        x[3, 2], x[4, 3] = np.inf, -np.inf
+    elif case == "clamp":
+        x = rng.normal(size=(16, BLOCK)) * 2.0 ** (lowest + rng.integers(0, 8, (16, 1))) if storage != "float64" else (
+            rng.normal(size=(16, BLOCK)) * 2.0 ** rng.integers(-131, -117, (16, 1)))  # fmt: skip
+    else:
+        tiny = FORMATS[storage].smallest_subnormal
+        x = rng.integers(-60, 60, (8, BLOCK)) * tiny
+    x = round_to(x, storage)
+    return np.where(np.isinf(x) & (case != "nonfinite"), 0.0, x)
+
+
+@dataclass
+class MXRun:
+    """One quantise, decode or fake-quantise call."""
+
+    subject: object
+    method: str  # mxfp4, mxfp8, and the same with _decode or behind fake_
+    case_name: str
+    case: Case
+    choices: Choices
+    policy: str
+    seed: int
+
+    @property
+    def form(self) -> str:
+        return "mxfp4" if "mxfp4" in self.method else f"mxfp8_{self.choices.mxfp8_element}"
+
+    @property
+    def storage(self) -> str:
+        return self.subject.description.policies[self.policy]["storage"]
+
+    @cached_property
+    def x(self) -> np.ndarray:
+        return mx_blocks(self.case_name, self.form, self.storage, generator(self.seed, self.method, self.case_name))
+
+    def call(self, inputs: dict, cotangents=None):
+        return self.subject.call(
+            self.method, config=self.case.config, choices=self.choices, policy=self.policy, inputs=inputs,
+            cotangents=cotangents,
+        )  # fmt: skip
+
+    def quantized(self, x: np.ndarray):
+        return mx.quantize(round_to(x, "bfloat16") if self.choices.quantize_source == "bfloat16" else x, self.form,
+                           self.choices.mx_scale_rule)  # fmt: skip
+
+    @cached_property
+    def encoded(self):
+        return self.call(handed_over({"x": self.x}, self.storage))
+
+    @cached_property
+    def all_codes(self) -> dict:
+        """Every scale byte with every element code: [256, codes padded to blocks]."""
+        count = 16 if self.form == "mxfp4" else 256
+        codes = np.broadcast_to(np.arange(max(count, BLOCK)) % count, (256, max(count, BLOCK))).astype(np.uint8)
+        scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], codes.shape[1] // BLOCK, axis=1)
+        return {"scales": scales, "codes": codes}
+
+
+def check_encoding(run: MXRun, what: str) -> dict:
+    """``scales`` or ``codes`` of a quantiser, byte for byte; codes of a NaN block are nobody's business."""
+    if excused(run):
+        return verdict.not_offered(f"declared otherwise in mx_silent; OCP is silent here: {MX_CASES[run.case_name]}")
+    actual = run.encoded.outputs.get(what)
+    if actual is None:
+        return verdict.failed(f"{run.method} returned no output {what!r}; wanted scales and codes")
+    scales, codes = run.quantized(run.x)
+    ignore = None if what == "scales" else np.repeat(scales == mx.NAN_SCALE, BLOCK, axis=-1)
+    found = verdict.of_equality(f"{run.method}.{what}", actual, scales if what == "scales" else codes, ignore)
+    if found["verdict"] == "fail" and np.shape(actual) == (scales if what == "scales" else codes).shape:
+        found["message"] += "; smallest input: " + smallest_block(run, what)
+        if run.case_name in SILENT:
+            found["message"] += f" (OCP is silent here; spec.md section 6: {MX_CASES[run.case_name]})"
+    return found
+
+
+def excused(run: MXRun) -> bool:
+    return run.case_name in run.subject.description.extra.get("mx_silent", ())
+
+
+def smallest_block(run: MXRun, what: str) -> str:
+    """The failing block with every element zeroed that the fault does not need, in hexadecimal floats."""
+
+    def wrong(block: np.ndarray) -> bool:
+        theirs = run.call(handed_over({"x": block[None]}, run.storage)).outputs[what]
+        scales, codes = run.quantized(block[None])
+        return not np.array_equal(theirs, scales if what == "scales" else codes)
+
+    scales, codes = run.quantized(run.x)
+    ours, theirs = (scales if what == "scales" else codes), np.asarray(run.encoded.outputs[what])
+    row = int(np.argwhere((theirs != ours).reshape(len(run.x), -1).any(axis=1))[0, 0])
+    block = run.x[row].copy()
+    if not wrong(block):
+        return f"block {row}, together with the others only"
+    for i in range(BLOCK):
+        trial = np.where(np.arange(BLOCK) == i, 0.0, block)
+        if block[i] != 0 and np.isfinite(trial).any() and wrong(trial):
+            block = trial
+    kept = {i: float(v).hex() for i, v in enumerate(block) if v != 0 or np.signbit(v)}
+    return f"x = {kept} of 32, others 0"
+
+
+def check_decoding(run: MXRun) -> dict:
+    """All scale bytes with all codes; 255 is NaN. Values beyond the output's range may be infinite."""
+    inputs = dict(run.all_codes)
+    if run.form == "mxfp4":
+        inputs["packed"] = mx.pack(inputs["codes"])
+    actual = run.call(inputs).outputs.get("values")
+    if actual is None:
+        return verdict.failed(f"{run.method} returned no output 'values'")
+    expected = mx.dequantize(inputs["scales"], inputs["codes"], run.form)
+    form = FORMATS["float32" if run.storage != "float64" else "float64"]
+    beyond = np.abs(expected) > form.largest
+    tiny = (expected != 0) & (np.abs(expected) < 2.0**form.min_exponent)  # a subnormal result may be flushed
+    flushed = tiny & (np.asarray(actual) == 0) if np.shape(actual) == expected.shape else tiny
+    return verdict.of_equality(f"{run.method}.values", actual, expected, beyond | flushed)
+
+
+def check_fake(run: MXRun, what: str) -> dict:
+    """``y`` of a fake quantiser exactly, and its straight-through gradient."""
+    if excused(run):
+        return verdict.not_offered(f"declared otherwise in mx_silent; OCP is silent here: {MX_CASES[run.case_name]}")
+    d_y = round_to(generator(run.seed, run.method, "d").normal(size=run.x.shape), run.storage)
+    given = handed_over({"x": run.x, "d": d_y}, run.storage)
+    result = run.call({"x": given["x"]}, {"y": given["d"]})
+    rule, source = run.choices.mx_scale_rule, run.choices.quantize_source
+    if what == "y":
+        expected = mx.fake_quantize(run.x, run.form, rule, source)
+        actual = result.outputs.get("y")
+        if actual is None:
+            return verdict.failed(f"{run.method} returned no output 'y'")
+        largest = FORMATS["float32"].largest if run.storage != "float64" else np.inf
+        return verdict.of_equality(f"{run.method}.y", actual, expected, np.abs(expected) > largest)
+    if result.grads.get("x") is None:
+        return verdict.not_offered(f"{run.method} returned no gradient")
+    expected = mx.fake_quantize_backward(run.x, run.form, rule, source, run.choices.ste, d_y)
+    return verdict.of_equality(f"{run.method}: d x", result.grads["x"], expected)
+
+
+# -- alignment ------------------------------------------------------------------------------------------------------------
+
+
+def raw_sequence(case: Case, storage: str, seed: int, documents: bool) -> dict:
+    """One raw sequence of 13 tokens with a ragged mask, two documents and padding."""
+    rng, c, n = generator(seed, "align"), case.config, 13
+    raw = {"tokens": rng.integers(0, c.vocab_size, n).astype(np.int32), "mask": rng.random(n) < 0.7}
+    raw |= {name: round_to(rng.normal(size=(n, c.hidden_size)), storage) for name in ("low", "mid", "high")}
+    raw["target_logits"] = round_to(rng.normal(size=(n, c.vocab_size)), storage)
+    if documents:
+        raw["documents"] = np.where(np.arange(n) < 5, 4, np.where(np.arange(n) < 11, 2, -1)).astype(np.int32)
+    return raw
+
+
+def check_align(subject, case: Case, choices: Choices, policy: str, seed: int, what: str, documents: bool) -> dict:
+    """A slot array or ``supervised``, exactly. Slots that no step may read are not compared."""
+    storage = subject.description.policies[policy]["storage"]
+    raw = raw_sequence(case, storage, seed, documents)
+    result = subject.call("align", config=case.config, choices=choices, policy=policy, inputs=handed_over(raw, storage))
+    expected = align(raw, case.config, choices)
+    if result.outputs.get(what) is None:
+        return verdict.failed(f"align returned no output {what!r}")
+    actual, wanted = np.asarray(result.outputs[what]), np.asarray(expected[what])
+    if what in ("tokens", "target_logits", "mask") and actual.shape == wanted.shape and documents:
+        crossing = np.append(raw["documents"][1:], -1) != raw["documents"]
+        ignore = np.broadcast_to(crossing.reshape((-1,) + (1,) * (wanted.ndim - 1)), wanted.shape)
+        return verdict.of_equality(f"align.{what}", actual, wanted, ignore)
+    return verdict.of_equality(f"align.{what}", actual, wanted)
+
+
+# -- sampling -------------------------------------------------------------------------------------------------------------
+
+
+def laws(seed: int, storage: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """p, q and draws: ordinary, equal, disjoint, one-hot; draws away from the steps of the cumulative laws."""
+    rng, cases = generator(seed, "sampling"), []
+    for kind in ("ordinary", "equal", "disjoint", "onehot", "sparse") * 8:
+        p, q = rng.dirichlet(np.ones(6), 2)
+        if kind == "equal":
+            q = p
+        if kind == "disjoint":
+            p, q = np.append(p[:3] / p[:3].sum(), np.zeros(3)), np.append(np.zeros(3), q[:3] / q[:3].sum())
+        if kind == "onehot":
+            q = np.eye(6)[rng.integers(6)]
+        if kind == "sparse":
+            p = np.where(np.arange(6) % 2, p, 0) / p[1::2].sum()
+        cases.append((_law(p, storage), _law(q, storage), rng.random(3)))
+    return cases
+
+
+def _law(p: np.ndarray, storage: str) -> np.ndarray:
+    """A law on a grid of 2^-7, exact in every storage format and of sum exactly 1."""
+    steps = np.floor(p * 128)
+    steps[np.argmax(steps)] += 128 - steps.sum()
+    return steps / 128
+
+
+def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int, what: str) -> dict:
+    formats = subject.description.policies[policy]
+    worst = verdict.outcome("pass", ratio=0.0)
+    for p, q, draw in laws(seed, formats["storage"]):
+        draw = round_to(draw, "bfloat16")  # exact everywhere
+        inputs = handed_over({"p": p, "q": q, "draw": draw}, formats["storage"])
+        result = subject.call("speculative_sample", config=case.config, choices=choices, policy=policy, inputs=inputs)
+        actual = result.outputs.get(what)
+        if actual is None:
+            return verdict.failed(f"speculative_sample returned no output {what!r}")
+        one = one_sample(what, actual, p, q, draw, formats)
+        if one["verdict"] == "fail":
+            one["message"] += f"; p = {p.tolist()}, q = {q.tolist()}, draw = {draw.tolist()}"
+        worst = verdict.worse(worst, one)
+    return worst
+
+
+def one_sample(what: str, actual, p, q, draw, formats: dict) -> dict:
+    sample = sampling.speculative_sample(p, q, draw)
+    if what == "residual":
+        form = FORMATS["float32" if formats["accumulate"] in ("tensor-core", "tf32") else formats["accumulate"]]
+        slack = 16 * form.unit_roundoff * sample.residual
+        expected = Running(sample.residual, slack, slack)
+        try:
+            return verdict.of_comparison(f"speculative_sample.{what}", compare(what, actual, expected, "storage", formats))
+        except Mismatch as mismatch:
+            return verdict.failed(str(mismatch))
+    return verdict.of_equality(f"speculative_sample.{what}", np.asarray(actual).astype(np.int64),
+                               np.asarray(getattr(sample, what)).astype(np.int64))  # fmt: skip
