@@ -130,6 +130,18 @@ class UnrollRun:
         return False
 
 
+#: Nodes that are no stage of spec.md section 4, by the stage they belong to.
+BLAMED = {
+    "experts": "route",
+    "step_loss": "lk_loss",
+    "tokens": "embed",
+    "expert_weights.w1": "expert_hidden",
+    "expert_weights.w3": "expert_hidden",
+    "expert_weights.w2": "expert_output",
+    "expert_weighted": "mx_hidden",
+}
+
+
 def worst_edge(edges: list[Edge]) -> Edge:
     """The first faulty edge in data order; on a pass the one with the largest ratio."""
     faulty = [edge for edge in edges if not edge.ok]
@@ -142,6 +154,8 @@ def rank(edge: Edge) -> tuple:
     """Data order: forward by step and stage, then backward from the last step to the first, then parameters."""
     if edge.quantity in ("value", "decision"):
         return (0, edge.step, edge.position)
+    if edge.stage == "lk_loss":  # its cotangent is the mask, the weights and the reduction: nothing flowed there yet
+        return (1, -1000, edge.step)
     if edge.quantity == "cotangent":
         return (1, -edge.step, -edge.position)
     return (2, 0, edge.position)
@@ -201,11 +215,13 @@ def edge_outcome(edge: Edge, stage: str, quantity: str) -> dict:
     where = f"step {step}, " if step else ""
     message = edge.fault or (f"{where}{stage}: illegal choices" if edge.decisions else "")
     message = message or where + verdict.exceeds(f"{stage} ({quantity})", edge.comparison)
-    if edge.blame:
-        message += f"; {edge.blame}"
+    if edge.why:
+        message += f"; {edge.why}"
     if edge.hidden:
         message += f"; not recorded on the way, so the fault may lie there: {', '.join(edge.hidden)}"
-    return verdict.failed(message, ratio=ratio, worst=worst, first_step=step) | {"rank": list(rank(edge))}
+    blamed_step, blamed = edge.blame or (step, edge.stage)
+    fields = {"ratio": ratio, "worst": worst, "first_step": blamed_step or step}
+    return verdict.failed(message, **fields) | {"rank": list(rank(edge)), "blamed": BLAMED.get(blamed, blamed)}
 
 
 def check_parameter(run: UnrollRun, names: list[str]) -> dict:

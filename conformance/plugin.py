@@ -125,6 +125,20 @@ class Recorder:
         found = ((node, NODE.search(node)) for node in ids)
         self.selected |= {node: match[1] for node, match in found if match}
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        """The checks of one case share its run, so they go to one worker."""
+        if config.option.dist != "load" or not any("conformance" in argument for argument in config.args):
+            return None
+        from xdist.scheduler import LoadScopeScheduling
+
+        class ByCase(LoadScopeScheduling):
+            def _split_scope(self, nodeid):
+                found = NODE.search(nodeid)
+                return found[1].rpartition("[")[2] if found else nodeid
+
+        return ByCase(config, log)
+
     # -- running ---------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -198,7 +212,7 @@ class Recorder:
 
             shared |= {
                 "plan": [self.about(check) for check in self.plan],
-                "subject": self.subject.description.to_dict(),
+                "subject": self.subject.about(),
                 "environment": environment(),
             }
         return shared
@@ -258,7 +272,7 @@ class Recorder:
             return []
         from conformance import report
 
-        return report.header(self.subject.description.to_dict(), self.adapter, self.seed)
+        return report.header(self.subject.about(), self.adapter, self.seed)
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter):

@@ -168,11 +168,12 @@ def faults(checks: list[dict]) -> list[dict]:
 
 
 def _data_order(check: dict) -> tuple:
-    kinds = ("trace", "stage", "end_to_end")
+    """By kind, then by the rank that the walk gave the first faulty edge, or one made alike from its place."""
+    kind = ("trace", "stage", "end_to_end").index(check["kind"])
     direction, *rest = check["order"] or (0,)
     step = check["first_step"] or 0
     backward = isinstance(direction, int | float) and direction > 0  # there the last step comes first
-    return kinds.index(check["kind"]), _sortable(direction), -step if backward else step, _sortable(rest)
+    return kind, _sortable(check["extra"].get("rank") or [direction, -step if backward else step, *rest])
 
 
 def _sortable(part):
@@ -192,14 +193,24 @@ def _first_fault(results: dict) -> dict | None:
 def blame(check: dict) -> str:
     """Step, stage and size of a fault in one line."""
     step = f"step {check['first_step']}, " if check["first_step"] else ""
-    return f"{step}stage {check['stage']} ({check['quantity']}): {measure(check)} [{check['case']}]"
+    blamed, seen = check["extra"].get("blamed", check["stage"]), check["quantity"]
+    if blamed != check["stage"]:  # the walk names the consumer whose vector-Jacobian product is wrong
+        seen = f"backward, seen in the {seen} of {check['stage']}"
+    return f"{step}stage {blamed} ({seen}): {measure(check)} [{label(check)}]"
+
+
+def label(check: dict) -> str:
+    """Layout, policy and case, as in the id."""
+    return check["id"].rpartition("[")[2].removesuffix("]")
 
 
 def measure(check: dict) -> str:
+    """How wrong it is: the error over its bound, and what the walk adds to that; else the message."""
     ratio = number(check["ratio"])
-    if check["verdict"] == "error" or ratio is None or ratio <= 1:
-        return check["message"].rstrip(".") or check["verdict"]
-    return f"error {ratio:.3g} x its bound" if math.isfinite(ratio) else f"error is {ratio}, not finite"
+    if check["verdict"] == "error" or ratio is None or ratio <= 1 or not math.isfinite(ratio):
+        return check["message"].rstrip(".") or f"{check['verdict']}, ratio {ratio}"
+    blamed = check["message"].partition("; ")[2]
+    return f"error {ratio:.3g} x its bound" + (f"; {blamed}" if blamed else "")
 
 
 # -- results.schema.json ---------------------------------------------------------------------------------------------

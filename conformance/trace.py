@@ -39,7 +39,8 @@ class Edge:
     comparison: Comparison | None = None
     fault: str = ""  # a structural fault, in a sentence
     hidden: tuple[str, ...] = ()  # boundaries composed over on the way here
-    blame: str = ""  # for a cotangent: the consumer whose contribution is wrong
+    blame: tuple[int, str] | None = None  # backward: the step and stage whose vector-Jacobian product is wrong
+    why: str = ""  # how that was found
     decisions: Decisions | None = None
 
     @property
@@ -89,8 +90,10 @@ class Walker:
         return None if value is None else np.asarray(value)
 
     def clean(self, value: np.ndarray) -> np.ndarray:
-        """float64, with padding slots zeroed: what they hold is nobody's business."""
+        """float64, with padding slots zeroed: what they hold is nobody's business. Parameters have no slots."""
         value = np.asarray(value, np.float64)
+        if value.shape[:2] != self.valid.shape:
+            return value
         return np.where(self.valid.reshape(self.valid.shape + (1,) * (value.ndim - 2)), value, 0.0)
 
     def compared_slots(self, key: Key) -> np.ndarray:
@@ -188,7 +191,7 @@ class Walker:
         valid = None if key[1] == "lk_loss" else self.valid
         edge = self.judge("cotangent", position, key, actual, total, valid)
         if not edge.ok and edge.comparison:
-            edge.blame = self.blame(key, actual, parts, valid)
+            edge.blame, edge.why = self.blame(key, actual, parts, valid)
         usable = not edge.fault and np.isfinite(self.clean(actual)).all()
         return Running(self.clean(actual)) if usable else total
 
@@ -200,17 +203,23 @@ class Walker:
             total = store(total + d, key)
         return exact(total)
 
-    def blame(self, key: Key, actual, parts: list, valid) -> str:
-        """Which consumer's contribution is wrong: the one without which the sum fits, or that explains most."""
+    def blame(self, key: Key, actual, parts: list, valid) -> tuple[Key | None, str]:
+        """Which consumer's contribution is wrong: the one without which the sum fits, or that explains most of it."""
+        if not parts:
+            return None, "nothing reads it, so its cotangent is zero"
         if len(parts) == 1:
-            return f"{_name(parts[0][0])}'s vector-Jacobian product"
-        for consumer, _ in parts:
-            rest = self.total(key, [part for part in parts if part[0] is not consumer])
-            if compare("rest", actual, rest, key, self.formats, valid).ok:
-                return f"the contribution of {_name(consumer)} is missing"
+            return parts[0][0], f"its one consumer is {_name(parts[0][0])}"
+        for consumer, d in parts:
+            rest = [part for part in parts if part[0] is not consumer]
+            if compare("rest", actual, self.total(key, rest), key, self.formats, valid).ok:
+                return consumer, f"it fits without the contribution of {_name(consumer)}, which is missing"
+            if compare("only", actual, exact(d), key, self.formats, valid).ok:
+                missing = rest[0][0]
+                return missing, f"only the contribution of {_name(consumer)} is there; that of {_name(missing)} is not"
         residual = self.clean(actual) - self.total(key, parts).value
         explained = {consumer: _explained(residual, exact(d).value) for consumer, d in parts}
-        return f"most of the difference lies along the contribution of {_name(max(explained, key=explained.get))}"
+        likely = max(explained, key=explained.get)
+        return likely, f"most of the difference lies along the contribution of {_name(likely)}"
 
     def judge_parameters(self, incoming: dict, grads: dict) -> None:
         totals = {key: self.total(key, parts) for key, parts in incoming.items() if isinstance(key, str)}
@@ -220,7 +229,21 @@ class Walker:
                 edge = Edge("gradient", 0, name, position, fault=f"the gradient of {name} is absent; wanted an array")
                 self.walk.edges.append(edge)
             else:
-                self.judge("gradient", position, (0, name), grads[name], exact(expected[name]), None)
+                edge = self.judge("gradient", position, (0, name), grads[name], exact(expected[name]), None)
+            if not edge.ok:
+                edge.blame, edge.why = self.blame_parameter(name, grads.get(name), incoming)
+
+    def blame_parameter(self, name: str, actual, incoming: dict) -> tuple[Key | None, str]:
+        """The stage that reads the parameter; with one contribution a step, the step that is missing or wrong."""
+        stem, expert, rest = name.partition(".experts.")
+        key = f"{stem}.experts.{rest.partition('.')[2]}" if expert else name
+        parts = incoming.get(key, [])
+        if expert and parts:  # through the step-0 node that puts the weight on the MX grid, to its uses
+            e, through = int(rest.partition(".")[0]), parts[0][0]
+            parts = [(consumer, exact(d)[e]) for consumer, d in incoming.get(through, [])]
+        if actual is None or np.shape(actual) != (parts and exact(parts[0][1]).shape):
+            return (parts[0][0] if parts else None), ""
+        return self.blame("gradient", np.asarray(actual, float), parts, None)
 
 
 def near_best(logits: Running, tokens: np.ndarray, draft_to_target) -> np.ndarray:

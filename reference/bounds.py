@@ -36,6 +36,7 @@ GRAIN = 1e-150  # keeps squares from underflowing in float64
 #: The declared format of a stage's output, where it is not ``storage``.
 BOUNDARY_FORMATS = {
     "logits": "logits",
+    "target_log_probs": "accumulate",
     "lk_loss": "accumulate",
     "step_loss": "accumulate",
     "total_loss": "accumulate",
