@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conformance import adapter as protocol
+from conformance import loading
 from conformance.adapter import AdapterError, Description, NotOffered, Result, Subject
 from reference.config import Choices, DraftConfig
 
@@ -70,7 +71,7 @@ def test_load_entry_point(monkeypatch):
         names = property(lambda self: {point.name for point in self})
 
     points = Points([SimpleNamespace(name="plugged", load=lambda: SimpleNamespace(describe=dict, protocol=1))])
-    monkeypatch.setattr(protocol, "entry_points", lambda group: points if group == "draftconf.adapters" else None)
+    monkeypatch.setattr(loading, "entry_points", lambda group: points if group == "draftconf.adapters" else None)
     assert protocol.load("plugged").protocol == 1
     with pytest.raises(ValueError, match=r"no adapter 'unplugged'; known: .*fast.*plugged"):
         protocol.load("unplugged")
@@ -245,7 +246,8 @@ def test_not_offered():
         call(method)
     with pytest.raises(NotOffered, match="lk_loss is not offered"):
         call(None)
-    assert not subject_of(None).offers("lk_loss")
+    assert subject_of(None).about()["offers"] == []
+    assert subject_of(method).about()["offers"] == ["lk_loss"]
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, pytest.skip.Exception])

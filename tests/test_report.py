@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conformance import report, results
+from conformance.markdown import FINDINGS_IN_FULL, markdown
 
 PASS = {
     "verdict": "pass", "ratio": 0.5, "steps": [], "worst": None, "bias": 1.25, "compared": 10,
@@ -18,7 +19,7 @@ PASS = {
 }  # fmt: skip
 SUBJECT = {
     "name": "made up", "version": "3", "url": "", "formats": {"storage": "float32"}, "choices": {"head": "own"},
-    "layouts": ["mtp"], "policies": {"float32": {"storage": "float32"}}, "documents": True, "extra": {},
+    "layouts": ["mtp"], "policies": {"float32": {"storage": "float32"}}, "documents": True, "offers": ["unroll"], "extra": {},
 }  # fmt: skip
 WORST = {
     "step": 3,
@@ -150,6 +151,12 @@ def test_backward_the_last_step_comes_first():
     assert [fault["stage"] for fault in results.faults(build([early, late])["checks"])] == ["fusion", "attention"]
 
 
+def test_rank_of_the_walk_goes_before_the_place_in_the_plan():
+    early = (check("logits", order=(0, 9)), failed(2, 5.0, rank=[0, 2, 9]))
+    late = (check("fusion", order=(0, 0)), failed(4, 5.0, rank=[0, 4, 0]))
+    assert [fault["stage"] for fault in results.faults(build([late, early])["checks"])] == ["logits", "fusion"]
+
+
 def test_order_keys_of_mixed_types_compare():
     mixed = [(check(s, order=o), failed(1, 2.0)) for s, o in (("a", (0, "x")), ("b", (0, 1)), ("c", (0, [1, 2])))]
     assert len(results.faults(build(mixed)["checks"])) == 3
@@ -158,8 +165,9 @@ def test_order_keys_of_mixed_types_compare():
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ({"verdict": "fail", "ratio": math.inf}, "error is inf, not finite"),
-        ({"verdict": "fail", "ratio": math.nan}, "error is nan, not finite"),
+        ({"verdict": "fail", "ratio": math.inf, "message": "9 illegal choices"}, "9 illegal choices"),
+        ({"verdict": "fail", "ratio": math.nan}, "fail, ratio nan"),
+        ({"verdict": "fail", "ratio": 5.0, "message": "x; only y fits"}, "error 5 x its bound; only y fits"),
         ({"verdict": "fail", "ratio": None, "message": "key 3/logits is missing."}, "key 3/logits is missing"),
         ({"verdict": "fail", "ratio": 0.9, "message": "signed bias z = 60"}, "signed bias z = 60"),
         ({"verdict": "error", "ratio": None, "message": "unroll raised X"}, "unroll raised X"),
@@ -189,13 +197,14 @@ def test_suite_hash_is_that_of_stages_and_cases():
 
 
 def full_run():
-    width = PASS | {"verdict": "undecided", "ratio": 40.0, "message": "honest runs differ by 0.58"}
+    width = PASS | {"verdict": "undecided", "ratio": 40.0, "message": "the bound is 0.58 of it", "width": 0.58}
     absent = PASS | {"verdict": "not offered", "ratio": None, "message": "mla is not offered"}
     decided = {"total": 70, "flipped": 6, "legal": 5, "illegal": 1}
     return [
         (check("fusion"), trace(0.25)),
         (check("route", order=(0, 3)), failed(3, 41.2, decisions=decided)),
         (check("route", order=(0, 3), case="mtp-float32-harsh"), trace(*[0.75] * 7)),
+        (check("fc.weight", quantity="gradient", order=(2, 0)), PASS),
         (check("lk_loss", kind="stage"), PASS),
         (check("mla", kind="stage"), absent),
         (check("unroll", kind="end_to_end", quantity="grads"), width),
@@ -203,21 +212,23 @@ def full_run():
 
 
 def test_markdown_has_every_part_and_no_rate():
-    text = report.markdown(build(full_run()))
+    text = markdown(build(full_run()))
     assert text.splitlines()[2].startswith("**Fault found. First fault: step 3, stage route (output): error 41.2 x")
     assert "| complete | yes |" in text
-    assert "| planned | 6 |" in text
-    assert "| elements compared | 60 |" in text
+    assert "| planned | 7 |" in text
+    assert "| elements compared | 70 |" in text
     assert "| choices that differ from the default | head own |" in text
-    assert "## The walk: float32, mtp" in text
+    assert "## The walk: float32 mtp" in text
     assert "| fusion | output | 0.25 | - | - | - | - | - | - | 1.2 | 1 passed |" in text
     assert (
         "| route | output | 0.75 | 0.75 | **41** | **41** | **41** | **41** | **41** | 1.2 | 1 passed, 1 failed |"
         in text
     )
-    assert "| undecided | 40 | honest runs differ by 0.58 |" in text
+    assert "## End to end: float32 mtp" in text
+    assert "| grads | undecided, 0.58 wide |" in text
+    assert "| stage | float32 mtp |\n| --- | --- |\n| fc.weight | 0.5 |" in text
     assert "| float32 | route | 70 | 6 | 5 | **1** |" in text
-    assert "| lk_loss | output | stage | 0.5 | 1.2 | 1 passed |" in text
+    assert "| lk_loss | output | 0.5 | 1.2 | 1 passed |" in text
     assert "| mla | mla is not offered | 1 |" in text
     assert f"- actual_hex: {(0.1).hex()}" in text
     assert "repeat: `pytest 'conformance/test_trace.py::test_trace[route.output.trace[mtp-float32-tame]]'" in text
@@ -251,8 +262,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_many_findings_are_listed_but_not_all_in_full():
     many = [(check(f"stage{n}", order=(0, n)), failed(1, 2.0)) for n in range(100)]
-    text = report.markdown(build(many))
-    assert text.count("\n### ") == report.FINDINGS_IN_FULL
+    text = markdown(build(many))
+    assert text.count("\n### ") == FINDINGS_IN_FULL
     assert all(f"`stage{n}.output.trace[mtp-float32-tame]`" in text for n in range(100))
 
 
