@@ -3,13 +3,15 @@
 #   make test                         the tests of the oracle, of fast and of the suite itself
 PYTHON ?= python3
 ADAPTER ?= fast
-WORKERS ?= auto
 PYTEST_FLAGS ?=
 VENV := .venv
 OUT := build
 
 .DEFAULT_GOAL := conformance
 .PHONY: conformance test report clean
+
+# The arrays are small, and sums must not depend on the number of cores.
+export OMP_NUM_THREADS ?= 1
 
 -include make/peers.mk
 PEER_ADAPTERS ?= nemo_automodel speculators torchao gfloat
@@ -22,18 +24,18 @@ else
 ENVIRONMENT := $(VENV)/.installed
 BIN := $(VENV)/bin
 endif
-RUN := $(BIN)/python -m pytest conformance/ --adapter $(ADAPTER) -n $(WORKERS)
+RUN := $(BIN)/python -m pytest conformance/ --adapter $(ADAPTER)
 
 conformance: $(ENVIRONMENT)
 	$(RUN) --report $(OUT)/REPORT-$(NAME).md --results $(OUT)/results-$(NAME).json $(PYTEST_FLAGS)
 
 report: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest conformance/ --adapter fast -n $(WORKERS) --report REPORT.md $(PYTEST_FLAGS)
+	$(VENV)/bin/python -m pytest conformance/ --adapter fast --report REPORT.md $(PYTEST_FLAGS)
 
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/python -m pytest tests -n $(WORKERS) $(PYTEST_FLAGS)
+	$(VENV)/bin/python -m pytest tests -n auto $(PYTEST_FLAGS)
 
 $(VENV)/.installed: constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'python 3.11 or newer is needed: make PYTHON=...')"

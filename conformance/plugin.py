@@ -137,6 +137,10 @@ class Recorder:
                 found = NODE.search(nodeid)
                 return found[1].rpartition("[")[2] if found else nodeid
 
+            def _reschedule(self, node):
+                if node in self.registered_collections:  # else it replaces a crashed worker and is still collecting
+                    super()._reschedule(node)
+
         return ByCase(config, log)
 
     # -- running ---------------------------------------------------------------------------------------------------

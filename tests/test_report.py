@@ -19,7 +19,8 @@ PASS = {
 }  # fmt: skip
 SUBJECT = {
     "name": "made up", "version": "3", "url": "", "formats": {"storage": "float32"}, "choices": {"head": "own"},
-    "layouts": ["mtp"], "policies": {"float32": {"storage": "float32"}}, "documents": True, "offers": ["unroll"], "extra": {},
+    "layouts": ["mtp"], "policies": {"float32": {"storage": "float32"}}, "documents": True, "offers": ["unroll"],
+    "extra": {},
 }  # fmt: skip
 WORST = {
     "step": 3,
