@@ -1,14 +1,15 @@
 """Stage checks: one method on seeded inputs, its outputs, gradients and decisions against the oracle's cut-out graph."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from conformance import outcome as verdict
-from conformance.adapter import Result
+from conformance.adapter import AdapterError, NotOffered, Result
 from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
+from conformance.shrink import minimize, rounded, shown
 from conformance.stages import STEP, Stage
 from reference import mx
 from reference.bounds import Running, arithmetic, exact, lifted
@@ -228,7 +229,35 @@ def check_output(run: StageRun, name: str) -> dict:
     if actual is None:
         return verdict.failed(f"{run.stage.name} returned no output {name!r}; wanted {', '.join(run.stage.outputs)}")
     key = run.stage.outputs[name]
-    return compared(f"{run.stage.name}.{name}", actual, exact(run.oracle.expected[key]), key, run)
+    found = compared(f"{run.stage.name}.{name}", actual, exact(run.oracle.expected[key]), key, run)
+    if found["verdict"] == "fail" and found["worst"] and run.stage.name == "lk_loss":
+        found["message"] += smallest_slot(run, found["worst"]["index"])
+    return found
+
+
+def smallest_slot(run: StageRun, index: list) -> str:
+    """The failing slot with the fewest tokens, on the coarsest grid, that still shows the fault."""
+    if run.arrays.get("draft_to_target") is not None:
+        return ""
+    rows = np.stack([run.arrays[name][tuple(index)] for name in ("draft_logits", "target_logits")])  # [2, V]
+
+    def fails(pair: np.ndarray) -> bool:
+        arrays = {"draft_logits": pair[:1], "target_logits": pair[1:], "draft_to_target": None}
+        trial = replace(run, expected={}, grads={}, decisions={})
+        trial.__dict__.update(arrays=arrays, cotangents={"loss": np.ones(1)})
+        try:
+            actual = trial.result.outputs["loss"]
+            return compared("loss", actual, exact(trial.oracle.expected[(STEP, "lk_loss")]), (STEP, "lk_loss"), trial)[
+                "verdict"
+            ] == "fail"
+        except (AdapterError, NotOffered):
+            return False
+
+    if not fails(rows):
+        return ""
+    columns = minimize(list(range(rows.shape[1])), lambda kept: fails(rows[:, kept]))
+    pair = rounded(rows[:, columns], fails)
+    return f"; smallest input: draft_logits = {shown(pair[0])}, target_logits = {shown(pair[1])}"
 
 
 def compared(what: str, actual, expected: Running, point, run: StageRun, biased: bool = True) -> dict:

@@ -58,7 +58,10 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
             for case in unroll_cases():
                 at = Place(layout, policy, case, choices, seed)
                 checks += [*stage_checks(at), *trace_checks(at), *end_checks(at)]
-            checks += exact_checks(Place(layout, policy, unroll_cases()[0], choices, seed))
+            at = Place(layout, policy, unroll_cases()[0], choices, seed)
+            checks += exact_checks(at)
+            if layout == description.layouts[0]:  # MX knows no layout
+                checks += mx_checks(at)
     chosen = [check for check in checks if stages is None or check.stage in stages]
     rank = {"stage": 0, "trace": 1, "end_to_end": 2}
     return sorted(chosen, key=lambda check: (rank[check.kind], check.order, check.id))
@@ -136,7 +139,7 @@ def stage_checks(at: Place) -> list[Check]:
 
 
 def exact_checks(at: Place) -> list[Check]:
-    checks = mx_checks(at)
+    checks: list[Check] = []
     base = len(STAGES)
 
     def add(stage, quantity, judge, case, order):
@@ -158,9 +161,7 @@ def exact_checks(at: Place) -> list[Check]:
 
 def mx_checks(at: Place) -> list[Check]:
     """Quantise, fake-quantise and decode; they come first, as everything behind them depends on them."""
-    if at.layout != "mtp":
-        return []
-    checks = []
+    checks: list[Check] = []
 
     def add(method, quantity, case, judge):
         def run(subject):
