@@ -101,6 +101,28 @@ def test_every_choice_of_theta_at_ties_is_accepted(target, draft):
 
 
 @every_tie
+def test_the_gradient_of_a_given_theta_is_that_member_of_the_set(target, draft):
+    log_p, log_q = log_softmax(target), log_softmax(draft)
+    at_ties = np.random.default_rng(2).random(len(target))
+    theta = np.where(log_q == log_p, at_ties, log_q < log_p)
+    gradient = lk_loss_backward(draft, log_p, lk_loss(draft, log_p), np.ones(()), theta)
+    assert np.abs(gradient - member(target, draft, at_ties)).max() <= 8 * EPS
+
+
+def test_within_the_margin_log_probabilities_count_as_equal():
+    target, draft = np.array([1.0, 2.0, 0.5]), np.array([1.0, 2.0 + 1e-6, 0.4])
+    log_p, log_q = log_softmax(target), log_softmax(draft)
+    theta = (log_q < log_p).astype(float)
+    nearest = np.argmin(np.abs(log_p - log_q))
+    theta[nearest] = 0.5
+    gradient = lk_loss_backward(draft, log_p, lk_loss(draft, log_p), np.ones(()), theta)
+    gap = abs(log_p - log_q)[nearest]
+    for margin, is_member in ((0.0, False), (0.9 * gap, False), (1.1 * gap, True)):
+        violation = gradient_violation(draft, target, gradient, tolerance_of(target, draft, gradient), margin)
+        assert (violation <= 1) == is_member
+
+
+@every_tie
 def test_a_change_of_1_percent_in_any_coordinate_is_rejected(target, draft):
     rng = np.random.default_rng(1)
     for theta in rng.random((20, len(target))):

@@ -175,7 +175,9 @@ def test_a_token_of_no_probability_is_never_emitted_even_by_draws_at_the_edges(p
             assert q[sample.token] > 0
 
 
-@pytest.mark.parametrize("law", [[0.0, 0.3, 0.7, 0.0], [0.1] * 10, [1 / 3] * 3, [0.0, 1.0], [1e-300, 1.0, 0.0]])
+@pytest.mark.parametrize(
+    "law", [[0.0, 0.3, 0.7, 0.0], [0.1] * 10, [0.1] * 10 + [0.0], [1 / 3] * 3, [0.0, 1.0], [1e-300, 1.0, 0.0]]
+)
 def test_the_inverse_cdf_never_returns_a_token_of_no_probability(law):
     law = np.array(law)
     for u in (*EDGES, *np.cumsum(law)[:-1]):
@@ -194,6 +196,11 @@ def test_a_draft_equal_to_the_target_is_always_accepted(law):
         sample = speculative_sample(law, law, np.array(draw))
         assert sample.accepted
         assert sample.token == inverse_cdf(law, draw[0])
+
+
+def test_where_rounding_leaves_no_residual_it_is_the_target_s_law():
+    p, q = np.array([0.5 - 2.0**-54, 0.5]), np.array([0.5, 0.5])
+    assert np.array_equal(residual_law(p, q), p)
 
 
 def test_acceptance_switches_exactly_at_p_over_q():

@@ -6,6 +6,7 @@ import pytest
 from helpers import LAYOUTS, MICRO, alternatives, assert_near, assert_same_bits, case, label
 from slot_by_slot import slot_by_slot
 
+from reference.attention import visible
 from reference.config import DraftConfig
 from reference.unroll import draft_sequence, unroll
 
@@ -190,6 +191,17 @@ def test_padding_contents_change_not_one_bit(change, poison):
     assert_equal_results(b, a, assert_same_bits)
     assert not b.supervised[:, padding].any()
     assert all(np.isfinite(x).all() for x in (*b.grads.values(), *b.trace.values()))
+
+
+def test_a_slot_sees_the_earlier_slots_of_its_document_and_padding_sees_and_is_seen_by_nothing_else():
+    assert visible(np.array([[4, 4, -1, -1, 2, 2]]))[0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
 
 
 # Additivity
