@@ -19,8 +19,8 @@ def first_fault(layout: str) -> dict:
     outcomes = {check.id: results.clean(check.run(subject), results.about(check)) for check in plan}
     found = results.build(
         plan=[results.about(check) for check in plan], outcomes=outcomes, selected=set(outcomes),
-        subject=subject.description.to_dict(), adapter="fast", seed=0, env=results.environment(),
-        selection={"stage": None, "policy": None},
+        subject=subject.about(), adapter="fast", seed=0, env=results.environment(),
+        selection={"stage": None, "policy": None, "pyargs": False},
     )  # fmt: skip
     assert found["first_fault"], "the fault was not caught"
     check = next(c for c in found["checks"] if c["id"] == found["first_fault"]["id"])
