@@ -328,17 +328,16 @@ def test_a_reduced_head_has_the_rows_of_the_draft_vocabulary():
     assert shapes["embed_tokens.weight"] == (97, 80)
 
 
-@pytest.mark.parametrize(
-    ("change", "frozen"),
-    [
-        ({}, {"embed_tokens.weight", "block_sparse_moe.gate.e_score_correction_bias", "shared_head.head.weight"}),
-        ({"head": "own"}, {"embed_tokens.weight", "block_sparse_moe.gate.e_score_correction_bias"}),
-        ({"head": "reduced"}, {"embed_tokens.weight", "block_sparse_moe.gate.e_score_correction_bias"}),
-        ({"head": "own", "trained": "freeze_head_norm"},
-         {"embed_tokens.weight", "block_sparse_moe.gate.e_score_correction_bias", "shared_head.norm.weight"}),
-    ],
-    ids=str,
-)  # fmt: skip
+ALWAYS_FROZEN = {"embed_tokens.weight", "block_sparse_moe.gate.e_score_correction_bias"}
+FROZEN = {
+    "default": ({}, ALWAYS_FROZEN | {"shared_head.head.weight"}),
+    "own head": ({"head": "own"}, ALWAYS_FROZEN),
+    "reduced head": ({"head": "reduced"}, ALWAYS_FROZEN),
+    "frozen head norm": ({"head": "own", "trained": "freeze_head_norm"}, ALWAYS_FROZEN | {"shared_head.norm.weight"}),
+}
+
+
+@pytest.mark.parametrize(("change", "frozen"), FROZEN.values(), ids=FROZEN)
 def test_what_is_frozen_and_what_is_trained(change, frozen):
     choices, tiny = Choices(**change), DraftConfig.tiny()
     assert frozen_parameters(choices) == frozen

@@ -282,18 +282,19 @@ def test_a_step_without_supervised_slots_contributes_exactly_nothing(layout, doc
     assert all((grad == 0).all() for grad in (*result.grads.values(), result.trace["1/logits.grad"]))
 
 
-@pytest.mark.parametrize(
-    ("change", "frozen"),
-    [
-        ({}, {"embed_tokens.weight", "shared_head.head.weight", "block_sparse_moe.gate.e_score_correction_bias"}),
-        ({"draft_input": "eagle3"}, {"embed_tokens.weight", "shared_head.head.weight"}),
-        ({"draft_input": "eagle3", "head": "own"}, {"embed_tokens.weight"}),
-        ({"draft_input": "eagle3", "head": "reduced"}, {"embed_tokens.weight"}),
-        ({"draft_input": "eagle3", "head": "own", "trained": "freeze_head_norm"},
-         {"embed_tokens.weight", "shared_head.norm.weight"}),
-    ],
-    ids=str,
-)  # fmt: skip
+FROZEN = {
+    "mtp": ({}, {"embed_tokens.weight", "shared_head.head.weight", "block_sparse_moe.gate.e_score_correction_bias"}),
+    "eagle3": ({"draft_input": "eagle3"}, {"embed_tokens.weight", "shared_head.head.weight"}),
+    "own head": ({"draft_input": "eagle3", "head": "own"}, {"embed_tokens.weight"}),
+    "reduced head": ({"draft_input": "eagle3", "head": "reduced"}, {"embed_tokens.weight"}),
+    "frozen head norm": (
+        {"draft_input": "eagle3", "head": "own", "trained": "freeze_head_norm"},
+        {"embed_tokens.weight", "shared_head.norm.weight"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "frozen"), FROZEN.values(), ids=FROZEN)
 def test_frozen_parameters_are_absent_from_the_gradients_and_all_others_are_there(change, frozen):
     params, *rest = case(change, MICRO)
     grads = unroll(params, *rest).grads
