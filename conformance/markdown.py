@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from conformance.report import cell, closing, pairs, rank, show, worst_check
+from conformance.report import cell, closing, pairs, rank, show, title, worst_check
 from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
 
 FINDINGS_IN_FULL = 40
@@ -15,7 +15,7 @@ def markdown(results: dict) -> str:
     subject = results["subject"]
     checks = _placed(results["checks"], subject)
     parts = [
-        f"# Conformance report: {' '.join(filter(None, (subject['name'], subject['version'])))}",
+        f"# Conformance report: {title(subject)}",
         f"**{_verdict_line(results)}**",
         _overview(results),
         "Numbers are error over bound: at most 1 conforms, more is **bold**, `-` was not measured. Each is the worst "
@@ -184,7 +184,7 @@ def _not_offered(checks: list[dict]) -> str:
 
 
 def _findings(results: dict) -> str:
-    found = faults(results["checks"])
+    found = faults(results)
     if not found:
         return ""
     full = [_finding(check, repeat(check, results)) for check in found[:FINDINGS_IN_FULL]]

@@ -113,7 +113,11 @@ class Recorder:
             self.usage_error_told = True
             raise pytest.UsageError(self.usage_error)
         if self.collected:  # a kind without checks left a placeholder behind
-            items[:] = [item for item in items if item.module.__name__ not in MODULES or _check_of(item) is not None]
+            items[:] = [item for item in items if not _of_the_suite(item) or _check_of(item) is not None]
+            place = {check.id: number for number, check in enumerate(self._planned())}
+            items.sort(
+                key=lambda item: place[_check_of(item).id] if _of_the_suite(item) else -1
+            )  # others first, as they are
 
     def pytest_collection_finish(self, session):
         for item in session.items:
@@ -320,9 +324,11 @@ def _narrow(plan: list, patterns: list[str] | None) -> list:
     return [check for check in plan if any(fnmatchcase(check.stage, pattern) for pattern in patterns)]
 
 
+def _of_the_suite(item) -> bool:
+    return getattr(getattr(item, "module", None), "__name__", None) in MODULES and hasattr(item, "callspec")
+
+
 def _check_of(item):
-    """The check of an item of the suite; None for every other item."""
-    if getattr(getattr(item, "module", None), "__name__", None) not in MODULES or not hasattr(item, "callspec"):
-        return None
-    check = item.callspec.params.get("check")
+    """The check of an item of the suite; None for a placeholder, and for every other item."""
+    check = item.callspec.params.get("check") if _of_the_suite(item) else None
     return check if hasattr(check, "run") else None

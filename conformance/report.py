@@ -19,7 +19,7 @@ from conformance.results import (
 def header(subject: dict, adapter: str, seed: int) -> list[str]:
     about = suite()
     return [
-        f"adapter {adapter}: {' '.join(filter(None, (subject['name'], subject['version'], subject['url'])))}",
+        f"adapter {adapter}: {title(subject)} {subject['url']}".rstrip(),
         f"policies {', '.join(subject['policies'])}; layouts {', '.join(subject['layouts'])}",
         *(f"  {name}: {pairs(formats)}" for name, formats in subject["policies"].items()),
         f"offers {', '.join(subject['offers']) or 'nothing'}",
@@ -28,10 +28,14 @@ def header(subject: dict, adapter: str, seed: int) -> list[str]:
     ]
 
 
+def title(subject: dict) -> str:
+    return f"{subject['name']} {subject['version']}".rstrip()
+
+
 def summary(results: dict) -> list[str]:
     subject, about, environment = results["subject"], results["suite"], results["environment"]
     lines = [
-        f"{subject['name']} {subject['version']}; suite {about['version']} ({about['hash']}), seed {results['seed']}; "
+        f"{title(subject)}; suite {about['version']} ({about['hash']}), seed {results['seed']}; "
         + ", ".join(f"{name} {value}" for name, value in environment.items() if value),
         counts_line(results),
     ]

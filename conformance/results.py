@@ -162,9 +162,14 @@ def _verdict(results: dict) -> str:
     return "no fault found" if counts["executed"] else "nothing checked"
 
 
-def faults(checks: list[dict]) -> list[dict]:
-    """Failing checks, the first in data order first: the walk before single stages before end to end."""
-    return sorted((check for check in checks if check["verdict"] in FAULTS), key=_data_order)
+def faults(results: dict) -> list[dict]:
+    """Failing checks, the first in data order first: the walk before single stages before end to end.
+
+    Where several policies show the same fault, the one that the adapter lists first.
+    """
+    policies = list(results["subject"]["policies"])
+    failing = [check for check in results["checks"] if check["verdict"] in FAULTS]
+    return sorted(failing, key=lambda check: (_data_order(check), policies.index(check["policy"])))
 
 
 def _data_order(check: dict) -> tuple:
@@ -184,7 +189,7 @@ def _sortable(part):
 
 
 def _first_fault(results: dict) -> dict | None:
-    for check in faults(results["checks"])[:1]:
+    for check in faults(results)[:1]:
         command = repeat(check, results)
         return {"id": check["id"], "sentence": f"First fault: {blame(check)}. Repeat: {command}", "repeat": command}
     return None

@@ -139,7 +139,7 @@ def test_first_fault_is_the_first_in_data_order():
     whole = (check("total", kind="end_to_end", order=(0, 0)), PASS | {"verdict": "fail", "ratio": 2.0})
     order = [whole, alone, backward, late, first]
     named = ["logits", "fusion", "lk_loss", "mxfp4", "total"]
-    assert [fault["stage"] for fault in results.faults(build(order)["checks"])] == named
+    assert [fault["stage"] for fault in results.faults(build(order))] == named
     sentence = build(order)["first_fault"]["sentence"]
     assert sentence.startswith(
         "First fault: step 3, stage logits (output): error 41.2 x its bound [mtp-float32-tame]. "
@@ -149,18 +149,18 @@ def test_first_fault_is_the_first_in_data_order():
 def test_backward_the_last_step_comes_first():
     early = (check("attention", quantity="grad", order=(1, 0)), failed(2, 5.0))
     late = (check("fusion", quantity="grad", order=(1, 9)), failed(6, 5.0))
-    assert [fault["stage"] for fault in results.faults(build([early, late])["checks"])] == ["fusion", "attention"]
+    assert [fault["stage"] for fault in results.faults(build([early, late]))] == ["fusion", "attention"]
 
 
 def test_rank_of_the_walk_goes_before_the_place_in_the_plan():
     early = (check("logits", order=(0, 9)), failed(2, 5.0, rank=[0, 2, 9]))
     late = (check("fusion", order=(0, 0)), failed(4, 5.0, rank=[0, 4, 0]))
-    assert [fault["stage"] for fault in results.faults(build([late, early])["checks"])] == ["logits", "fusion"]
+    assert [fault["stage"] for fault in results.faults(build([late, early]))] == ["logits", "fusion"]
 
 
 def test_order_keys_of_mixed_types_compare():
     mixed = [(check(s, order=o), failed(1, 2.0)) for s, o in (("a", (0, "x")), ("b", (0, 1)), ("c", (0, [1, 2])))]
-    assert len(results.faults(build(mixed)["checks"])) == 3
+    assert len(results.faults(build(mixed))) == 3
 
 
 @pytest.mark.parametrize(
