@@ -308,6 +308,16 @@ def test_other_test_runs_load_no_adapter(pytester, monkeypatch):
     assert "conformance" not in last_line(result)
 
 
+def test_example_of_the_readme_passes_the_real_plan(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeini("[pytest]")
+    example = ("--adapter", f"{ROOT}/examples/my_lk.py:MyLoss", "--stage", "lk_loss", "--results", "r.json")
+    result = pytester.runpytest_subprocess("-p", "conformance.plugin", "--pyargs", "conformance", *example)
+    assert result.ret == 0
+    checks = read("r.json")["checks"]
+    assert {check["quantity"] for check in checks if check["verdict"] == "pass"} >= {"loss", "d_draft_logits", "gradient_set"}
+
+
 def test_collect_only_gives_ids_and_no_verdict(suite):
     result = suite("Good", "--collect-only", "-q")
     assert result.ret == 0
