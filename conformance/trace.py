@@ -55,7 +55,7 @@ class Walk:
 
     edges: list[Edge] = field(default_factory=list)
     bias: dict[tuple[str, str], Bias] = field(default_factory=dict)
-    decisions: dict = field(default_factory=dict)
+    compared: dict[tuple, tuple] = field(default_factory=dict)  # (quantity, step, stage): actual, expected, point, valid
 
     def of(self, stage: str, quantity: str) -> list[Edge]:
         return [e for e in self.edges if e.stage == stage and e.quantity == quantity]
@@ -125,6 +125,7 @@ class Walker:
         """Compare one recorded array and note the verdict."""
         edge = Edge(quantity, key[0], key[1], position)
         point = key if quantity != "gradient" else "gradient"
+        self.walk.compared[(quantity, *key)] = (actual, expected, point, valid)
         try:
             edge.comparison = compare(f"{key[0]}/{key[1]}", actual, expected, point, self.formats, valid)
             if quantity != "gradient" and expected.ndim > 0:
