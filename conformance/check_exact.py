@@ -15,7 +15,7 @@ from reference.config import BLOCK, Choices
 from reference.formats import FORMATS, round_to
 from reference.unroll import align
 
-#: MX cases; the last four are where OCP MX v1.0 is silent and spec.md section 6 decides (policy names of mx.md section 1).
+#: MX cases. In the last four OCP MX v1.0 is silent and spec.md section 6 decides (policy names of mx.md section 1).
 MX_CASES = {
     "normal": "blocks of every size from 2^-100 to 2^100",
     "ties": "elements halfway between two grid values, both ways from even",
@@ -209,7 +209,7 @@ def check_fake(run: MXRun, what: str) -> dict:
     return verdict.of_equality(f"{run.method}: d x", result.grads["x"], expected)
 
 
-# -- alignment ------------------------------------------------------------------------------------------------------------
+# -- alignment --------------------------------------------------------------------------------------------------------
 
 
 def raw_sequence(case: Case, storage: str, seed: int, documents: bool) -> dict:
@@ -239,7 +239,7 @@ def check_align(subject, case: Case, choices: Choices, policy: str, seed: int, w
     return verdict.of_equality(f"align.{what}", actual, wanted)
 
 
-# -- sampling -------------------------------------------------------------------------------------------------------------
+# -- sampling ---------------------------------------------------------------------------------------------------------
 
 
 def laws(seed: int, storage: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -290,7 +290,9 @@ def one_sample(what: str, actual, p, q, draw, formats: dict) -> dict:
         slack = 16 * form.unit_roundoff * sample.residual
         expected = Running(sample.residual, slack, slack)
         try:
-            return verdict.of_comparison(f"speculative_sample.{what}", compare(what, actual, expected, "storage", formats))
+            return verdict.of_comparison(
+                f"speculative_sample.{what}", compare(what, actual, expected, "storage", formats)
+            )
         except Mismatch as mismatch:
             return verdict.failed(str(mismatch))
     return verdict.of_equality(f"speculative_sample.{what}", np.asarray(actual).astype(np.int64),

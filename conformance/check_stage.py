@@ -1,4 +1,4 @@
-"""Stage checks: one method on seeded inputs, its outputs, gradients and decisions against the oracle's cut-out graph."""
+"""Stage checks: one method on seeded inputs against the oracle's cut-out graph, forward, backward and decisions."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -247,9 +247,12 @@ def smallest_slot(run: StageRun, index: list) -> str:
         trial.__dict__.update(arrays=arrays, cotangents={"loss": np.ones(1)})
         try:
             actual = trial.result.outputs["loss"]
-            return compared("loss", actual, exact(trial.oracle.expected[(STEP, "lk_loss")]), (STEP, "lk_loss"), trial)[
-                "verdict"
-            ] == "fail"
+            return (
+                compared("loss", actual, exact(trial.oracle.expected[(STEP, "lk_loss")]), (STEP, "lk_loss"), trial)[
+                    "verdict"
+                ]
+                == "fail"
+            )
         except (AdapterError, NotOffered):
             return False
 
@@ -284,7 +287,9 @@ def check_gradient(run: StageRun, names: list[str]) -> dict:
         if given.get(name) is None:
             return verdict.failed(f"{run.stage.name}: the gradient of {name} is absent; wanted an array")
         point = GRADIENT_POINTS.get(name, "gradient")
-        one = compared(f"{run.stage.name}: d {name}", given[name], run.oracle.expected_gradient(name), point, run, False)
+        one = compared(
+            f"{run.stage.name}: d {name}", given[name], run.oracle.expected_gradient(name), point, run, False
+        )
         worst = one if worst is None else verdict.worse(worst, one)
     return worst
 

@@ -71,7 +71,7 @@ class UnrollRun:
     # End to end: the oracle runs on its own, with the implementation's legal decisions pinned.
     @cached_property
     def oracle(self) -> dict:
-        """Values and cotangents of the whole step as Running numbers; ``uncertain`` if a decision could go either way."""
+        """The whole step in Running numbers; ``uncertain`` if a decision could go either way."""
         config, choices = self.case.config, self.choices
         nodes = [self.with_mask(node) for node in graph(config, choices)]
         values = lifted(stacked_parameters(self.params, config, choices) | step_inputs(self.inputs, config, choices))
@@ -102,8 +102,14 @@ class UnrollRun:
         result, pins = self.answer(), {}
         if not result.trace:
             return pins
-        good = {(edge.step, edge.stage) for edge in self.walk.edges if edge.quantity in ("value", "decision") and edge.ok}
-        bad = {(edge.step, edge.stage) for edge in self.walk.edges if edge.quantity in ("value", "decision") and not edge.ok}
+        good = {
+            (edge.step, edge.stage) for edge in self.walk.edges if edge.quantity in ("value", "decision") and edge.ok
+        }
+        bad = {
+            (edge.step, edge.stage)
+            for edge in self.walk.edges
+            if edge.quantity in ("value", "decision") and not edge.ok
+        }
         for step, stage in good - bad:
             if stage in ("experts", "tokens"):
                 pins[(step, stage)] = np.asarray(result.decisions[f"{step}/{stage}"])
@@ -175,7 +181,11 @@ def check_edges(run: UnrollRun, stage: str, quantity: str) -> dict:
         found["compared"] = found["decisions"]["total"]
     if found["verdict"] == "pass" and z is not None and not z <= BIAS_LIMIT:
         message = f"{stage} ({quantity}): over the steps its errors lean one way by {z:.3g} standard errors"
-        return found | {"verdict": "fail", "message": message, "rank": [*rank(worst)[:1], run.case.config.num_steps, worst.position]}
+        return found | {
+            "verdict": "fail",
+            "message": message,
+            "rank": [*rank(worst)[:1], run.case.config.num_steps, worst.position],
+        }
     return found
 
 
@@ -289,12 +299,13 @@ def end_outcome(run: UnrollRun, what: str, actual, expected: Running, point, val
     except Mismatch as mismatch:
         return verdict.failed(str(mismatch))
     if run.oracle["uncertain"] and not comparison.ok:
-        return verdict.outcome("undecided", message=f"{what}: an expert choice that was not returned could go either way")
+        return verdict.outcome(
+            "undecided", message=f"{what}: an expert choice that was not returned could go either way"
+        )
     finite = bool(np.isfinite(np.asarray(actual, float)[... if valid is None else valid]).all())
     if not finite:
         return verdict.failed(f"{what} is not finite", ratio=float("inf"))
     return verdict.of_comparison(what, comparison, width=width(expected, point, run.formats))
-
 
 
 def check_draft_sequence(subject, case: Case, choices: Choices, policy: str, seed: int, what: str) -> dict:

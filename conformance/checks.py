@@ -79,7 +79,9 @@ class Place:
     memo: dict = field(default_factory=dict, hash=False, compare=False)
 
     def check(self, stage, quantity, aspect, kind, order, judge, case: str = "", arrays=lambda subject: {}) -> Check:
-        return Check(stage, quantity, aspect, case or self.case.name, self.layout, self.policy, kind, order, judge, arrays)
+        return Check(
+            stage, quantity, aspect, case or self.case.name, self.layout, self.policy, kind, order, judge, arrays
+        )
 
     def shared(self, key, subject, make):
         """One object per key and subject."""
@@ -102,7 +104,7 @@ def grouped(names: list[str]) -> dict[str, list[str]]:
     return groups
 
 
-# -- stage checks -------------------------------------------------------------------------------------------------------
+# -- stage checks -----------------------------------------------------------------------------------------------------
 
 
 def stage_checks(at: Place) -> list[Check]:
@@ -135,7 +137,7 @@ def stage_checks(at: Place) -> list[Check]:
     return checks
 
 
-# -- exact checks -------------------------------------------------------------------------------------------------------
+# -- exact checks -----------------------------------------------------------------------------------------------------
 
 
 def exact_checks(at: Place) -> list[Check]:
@@ -183,7 +185,7 @@ def mx_checks(at: Place) -> list[Check]:
     return checks
 
 
-# -- the unroll ---------------------------------------------------------------------------------------------------------
+# -- the unroll -------------------------------------------------------------------------------------------------------
 
 
 def trace_checks(at: Place) -> list[Check]:
@@ -225,7 +227,9 @@ def end_checks(at: Place) -> list[Check]:
     checks = [at.check("unroll", "frozen", "end", "end_to_end", (2, 0), judge)]
     if at.case.name == "tame":
         checks += losses_and_gradients(at, run)
-        poisoned = Place(at.layout, at.policy, replace(at.case, name="poisoned", poison=float("nan")), at.choices, at.seed)
+        poisoned = Place(
+            at.layout, at.policy, replace(at.case, name="poisoned", poison=float("nan")), at.choices, at.seed
+        )
         checks += losses_and_gradients(poisoned, shared_run(poisoned))
     return checks
 

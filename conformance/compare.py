@@ -181,4 +181,3 @@ def judge_experts(experts, scores, bias: np.ndarray, count: int, formats: dict) 
     best = np.argsort(-key, axis=-1, kind="stable")[..., :count]
     flipped = ~distinct | (np.sort(best, -1) != np.sort(ids, -1)).any(-1)
     return flipped, distinct & (lowest >= highest)
-

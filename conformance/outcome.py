@@ -34,7 +34,9 @@ def of_comparison(what: str, comparison: Comparison, bias: Bias | None = None, w
     if not comparison.ok:
         return failed(exceeds(what, comparison), **fields)
     if z is not None and not abs(z) <= BIAS_LIMIT:
-        return failed(f"{what}: its errors lean one way by {abs(z):.3g} standard errors, limit {BIAS_LIMIT:.2f}", **fields)
+        return failed(
+            f"{what}: its errors lean one way by {abs(z):.3g} standard errors, limit {BIAS_LIMIT:.2f}", **fields
+        )
     if width is not None and not width <= UNDECIDED_WIDTH:
         message = f"{what}: within its bound, but the bound is {width:.2g} of the quantity; nothing is decided"
         return outcome("undecided", message=message, **fields) | {"width": width}

@@ -1,7 +1,7 @@
 """THE table: every method an adapter may offer, with its equation, its source, its wiring in the oracle and its inputs.
 
-A row's ``nodes`` are the oracle's own (reference/layer.py), cut out of the unroll: the stage checks and the trace walk run
-the same text. The table drives the checks (checks.py), the report and the documentation.
+A row's ``nodes`` are the oracle's own (reference/layer.py), cut out of the unroll: the stage checks and the trace walk
+run the same text. The table drives the checks (checks.py), the report and the documentation.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.cases import Case
-from reference import attention, loss, moe
+from reference import attention, loss
 from reference.config import Choices, DraftConfig
 from reference.graph import Key, Node
 from reference.layer import (
@@ -210,7 +210,7 @@ def fusion_nodes(config: DraftConfig, choices: Choices) -> list[Node]:
     return [n for n in graph(config, choices, 1) if n.key == (1, "fusion")]
 
 
-# -- inputs -------------------------------------------------------------------------------------------------------------
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def lk_arrays(case: Case, choices: Choices, rng) -> dict:
@@ -245,7 +245,9 @@ def situ_arrays(case: Case, choices: Choices, rng) -> dict:
 
 
 def hidden(case: Case, rng, width: int) -> dict:
-    return {"x": activation(rng, case, BATCH, SLOTS, width) if case.row_decades else rng.normal(size=(BATCH, SLOTS, width))}
+    return {
+        "x": activation(rng, case, BATCH, SLOTS, width) if case.row_decades else rng.normal(size=(BATCH, SLOTS, width))
+    }
 
 
 def route_arrays(case: Case, choices: Choices, rng) -> dict:

@@ -1,10 +1,10 @@
 """The trace walk: the oracle walks along an implementation's own recorded numbers.
 
 For every step and stage it takes what the implementation says it consumed, computes the stage in float64 with its error
-bound, and compares with what the implementation says it produced. No error compounds and no flipped decision spreads, so
-the bounds are as tight at step 7 as at step 1, and the first edge out of bound, in data order, is the faulty one. Backward
-the same: the cotangent of a boundary must be the sum of its consumers' vector-Jacobian products, a parameter's gradient
-the sum over the steps. A boundary that is not recorded is composed over, with its error.
+bound, and compares with what the implementation says it produced. No error compounds and no flipped decision spreads,
+so the bounds are as tight at step 7 as at step 1, and the first edge out of bound, in data order, is the faulty one.
+Backward the same: the cotangent of a boundary must be the sum of its consumers' vector-Jacobian products, a parameter's
+gradient the sum over the steps. A boundary that is not recorded is composed over, with its error.
 """
 
 from dataclasses import dataclass, field
@@ -55,7 +55,8 @@ class Walk:
 
     edges: list[Edge] = field(default_factory=list)
     bias: dict[tuple[str, str], Bias] = field(default_factory=dict)
-    compared: dict[tuple, tuple] = field(default_factory=dict)  # (quantity, step, stage): actual, expected, point, valid
+    #: (quantity, step, stage): actual, expected, point, valid
+    compared: dict[tuple, tuple] = field(default_factory=dict)
 
     def of(self, stage: str, quantity: str) -> list[Edge]:
         return [e for e in self.edges if e.stage == stage and e.quantity == quantity]
@@ -99,13 +100,14 @@ class Walker:
     def compared_slots(self, key: Key) -> np.ndarray:
         """Slots whose value means something: their position j + k lies in their document; for the loss, supervised.
 
-        What the others compute reaches no loss and no gradient: their cotangent must be zero, their value may be anything.
+        What the others compute reaches no loss and no gradient: their cotangent must be zero, their value may be
+        anything.
         """
         step, stage = key
         return self.values[(step, "supervised")] if stage == "lk_loss" else self.inside[step]
 
     def step_forward(self, position: int, node: Node) -> None:
-        step, stage = node.key
+        stage = node.key[1]
         if stage in DECISION_STAGES:
             self.values[node.key] = self.decide(position, node)
             return

@@ -67,7 +67,7 @@ def split_keyvalue(keyvalue, config: DraftConfig):
 
 
 def visible(documents: np.ndarray) -> np.ndarray:
-    """Which step-1 slot each slot may read: earlier or own, same document; padding (-1) reads itself only. [B, T, T]."""
+    """Step-1 slots each slot may read: earlier or own, same document; padding (-1) reads itself only. [B, T, T]."""
     same = documents[:, :, None] == documents[:, None, :]
     slots = np.arange(documents.shape[1])
     own = slots[:, None] == slots[None, :]

@@ -4,14 +4,15 @@ A ``Running`` array holds a float64 value and, componentwise, two accounts of ho
 declared formats may be from it: ``linear``, the sum of the magnitudes of all roundings carried to here (a worst case),
 and ``sigma``, the root of the sum of their squares. Roundings to nearest have no preferred sign, so by Azuma-Hoeffding
 the error exceeds lambda sigma with probability at most 2 exp(-lambda^2 / 2). What is not a rounding to nearest (a
-discrete choice that could go either way, accumulation that truncates) is carried in a third account, ``drift``, which is
-also part of linear. The bound is min(lambda sigma + drift, linear).
+discrete choice that could go either way, accumulation that truncates) is carried in a third account, ``drift``, which
+is also part of linear. The bound is min(lambda sigma + drift, linear).
 
 Three rules make them (docs/bounds.md derives each):
 
 store      y rounded to a format of unit roundoff u:  u |y| + half its smallest subnormal
 reduce     a sum of K products, any order: sqrt(2 K) u R, and linearly K u sum |a b|; R = (sum |a b| + |y|) / 2 bounds
-           every partial sum in every order. Accumulation that may truncate (``tensor-core``) gets the linear term in both.
+           every partial sum in every order. Accumulation that may truncate (``tensor-core``) gets the linear term in
+           both.
 propagate  |J| e_in through every operation, first order in sigma, exact in linear where the derivative is not bounded
 """
 

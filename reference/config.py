@@ -223,7 +223,9 @@ class Choices:
             else:
                 _check_named(field.name, value)
         if self.reduced_target != "restricted" and self.head != "reduced":
-            raise ValueError(f"reduced_target is {self.reduced_target!r}, which needs head 'reduced', not {self.head!r}")
+            raise ValueError(
+                f"reduced_target is {self.reduced_target!r}, which needs head 'reduced', not {self.head!r}"
+            )
         if self.reduced_supervision != "all" and self.head != "reduced":
             raise ValueError(
                 f"reduced_supervision is {self.reduced_supervision!r}, which needs head 'reduced', not {self.head!r}"
@@ -269,7 +271,9 @@ class Choices:
 
 def _check_named(name: str, value) -> None:
     if isinstance(value, str) and value in REFUSED.get(name, {}):
-        raise ValueError(f"{name} is {value!r}: {REFUSED[name][value]} is a known reading that is not computed here yet")
+        raise ValueError(
+            f"{name} is {value!r}: {REFUSED[name][value]} is a known reading that is not computed here yet"
+        )
     if value not in ALTERNATIVES[name] or type(value) is not type(ALTERNATIVES[name][0]):
         raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(map(repr, ALTERNATIVES[name]))}")
 
@@ -280,7 +284,9 @@ def _checked_weights(value) -> tuple:
     except (TypeError, ValueError):
         weights = ()
     if not weights or not all(0 <= w < float("inf") for w in weights):
-        raise ValueError(f"step_weights is {value!r}; wanted uniform, decay, decay_normalized or a list of numbers >= 0")
+        raise ValueError(
+            f"step_weights is {value!r}; wanted uniform, decay, decay_normalized or a list of numbers >= 0"
+        )
     return weights
 
 
@@ -342,7 +348,9 @@ def _moe_shapes(c: DraftConfig) -> dict:
         moe + "routed_expert_down_proj.weight": (lat, d),
     }
     for e in range(c.num_experts):
-        shapes |= {moe + f"experts.{e}.{w}.weight": s for w, s in (("w1", (m, lat)), ("w3", (m, lat)), ("w2", (lat, m)))}
+        shapes |= {
+            moe + f"experts.{e}.{w}.weight": s for w, s in (("w1", (m, lat)), ("w3", (m, lat)), ("w2", (lat, m)))
+        }
     return shapes | {
         moe + "routed_expert_norm.weight": (lat,),
         moe + "routed_expert_up_proj.weight": (d, lat),
@@ -353,7 +361,9 @@ def _moe_shapes(c: DraftConfig) -> dict:
 
 
 #: Accepted and ignored: MTP checkpoints may ship them (spec.md section 2, ``draft_attn_res``).
-IGNORED_PARAMETERS = tuple(f"{which}_res_{part}.weight" for which in ("self_attention", "mlp") for part in ("norm", "proj"))
+IGNORED_PARAMETERS = tuple(
+    f"{which}_res_{part}.weight" for which in ("self_attention", "mlp") for part in ("norm", "proj")
+)
 
 
 def frozen_parameters(choices: Choices) -> set[str]:

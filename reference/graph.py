@@ -1,7 +1,7 @@
 """A computation as a list of nodes in data order, and the two walks over it.
 
-A node names its value ``(step, stage)``, its arithmetic and the values it reads. The unroll, the autoregressive draft and
-the trace checks of the suite all walk the same list, so they cannot be wired differently.
+A node names its value ``(step, stage)``, its arithmetic and the values it reads. The unroll, the autoregressive draft
+and the trace checks of the suite all walk the same list, so they cannot be wired differently.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def forward(nodes: Iterable[Node], values: dict) -> None:
 
 
 def contributions(node: Node, values: dict, d_y) -> list[tuple[Key, object]]:
-    """The cotangents that one node hands to its inputs: its vector-Jacobian products, each a use that may be rounded."""
+    """The cotangents that a node hands to its inputs: its vector-Jacobian products, each a use that may be rounded."""
     arguments = (values[key] for key in node.inputs)
     products = node.op.backward(*arguments, values[node.key], d_y)
     pairs = zip(node.inputs, products, strict=True)

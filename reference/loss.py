@@ -61,7 +61,8 @@ LK_LOSS = Op(lk_loss, lambda draft, log_p, y, d_y: (lk_loss_backward(draft, log_
 
 
 def gradient_violation(draft_logits, target_logits, gradient, tolerance, margin=0.0) -> float:
-    """How far ``gradient`` [V] lies outside Clarke's subdifferential at one slot, in units of ``tolerance`` [V] or scalar.
+    """How far ``gradient`` [V] lies outside Clarke's subdifferential at one slot, in units of ``tolerance`` [V] or
+    scalar.
 
     g is a member iff sum g = 0 and some s makes theta = s - g alpha / q equal 1 where q < p, 0 where q > p and lie in
     [0, 1] where q = p (spec.md section 5). At most 1 means: a member, to within the tolerance on g. Log probabilities

@@ -1,7 +1,8 @@
-"""The seven-step unroll, forward and through time backward; ``align`` before it and ``draft_sequence``, its serial form.
+"""The seven-step unroll, forward and through time backward; ``align`` before it and ``draft_sequence``, its serial
+form.
 
-Slot arrays are aligned for step 1 (spec.md section 3): slot j holds the token x_{j+1}, the feature of position j and the
-target P_{j+1}. Step k reads them shifted k - 1 to the left, with fill: token 0, zero logits, unsupervised.
+Slot arrays are aligned for step 1 (spec.md section 3): slot j holds the token x_{j+1}, the feature of position j and
+the target P_{j+1}. Step k reads them shifted k - 1 to the left, with fill: token 0, zero logits, unsupervised.
 """
 
 from dataclasses import dataclass, field
@@ -163,9 +164,7 @@ def unroll(
 def result_of(nodes, values: dict, cotangents: dict, config: DraftConfig, choices: Choices) -> UnrollResult:
     steps = range(1, config.num_steps + 1)
     per_step = lambda name: np.stack([values[(k, name)] for k in steps])  # noqa: E731
-    result = UnrollResult(
-        values[(0, "total_loss")], per_step("step_loss"), per_step("lk_loss"), per_step("supervised")
-    )
+    result = UnrollResult(values[(0, "total_loss")], per_step("step_loss"), per_step("lk_loss"), per_step("supervised"))
     for (step, stage), value in ((node.key, values[node.key]) for node in nodes if node.key[0]):
         if stage == "target_log_probs":
             continue
@@ -211,11 +210,13 @@ def draft_sequence(params: dict, inputs: dict, config: DraftConfig, choices: Cho
 
 def _drafting_nodes(config: DraftConfig, choices: Choices) -> list:
     """The unroll's own nodes without the loss; beyond step 1 attention reads the whole cache of the one anchor."""
-    nodes = [node for node in graph(config, choices.replace(token_source="given")) if not node.key[1].endswith(("loss", "log_probs"))]
-    cached = cached_attention_op(config)
-    return [
-        node._replace(op=cached) if node.key[1] == "attention" and node.key[0] > 1 else node for node in nodes
+    nodes = [
+        node
+        for node in graph(config, choices.replace(token_source="given"))
+        if not node.key[1].endswith(("loss", "log_probs"))
     ]
+    cached = cached_attention_op(config)
+    return [node._replace(op=cached) if node.key[1] == "attention" and node.key[0] > 1 else node for node in nodes]
 
 
 def _keep_anchor(values: dict, anchor: int) -> None:

@@ -30,7 +30,9 @@ def check_parameters(params: dict, config: DraftConfig, choices: Choices) -> Non
             check_finite(name, params[name])
     extra = sorted(set(params) - set(shapes) - set(IGNORED_PARAMETERS))
     if extra:
-        raise ValueError(f"parameter {extra[0]} is not one of this layout; wanted the {len(shapes)} of spec.md section 2")
+        raise ValueError(
+            f"parameter {extra[0]} is not one of this layout; wanted the {len(shapes)} of spec.md section 2"
+        )
 
 
 def check_ids(name: str, ids: np.ndarray, limit: int, ignored: np.ndarray | None = None) -> None:

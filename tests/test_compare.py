@@ -81,7 +81,7 @@ def test_width_is_infinite_for_an_undecidable_zero_and_zero_for_a_certain_one():
     assert width(Running(np.zeros(2)), POINT, FLOAT32) == 0
 
 
-# -- bias ---------------------------------------------------------------------------------------------------------------
+# -- bias -------------------------------------------------------------------------------------------------------------
 
 
 def z_of(error, rows=200, columns=64, formats=BFLOAT16):
@@ -115,7 +115,7 @@ def test_equal_rows_are_one_cluster():
     assert bias.elements == 64
 
 
-# -- decisions ----------------------------------------------------------------------------------------------------------
+# -- decisions --------------------------------------------------------------------------------------------------------
 
 SCORES = Running(np.array([[[0.9, 0.5, 0.4999, 0.1]]]), np.full((1, 1, 4), 1e-3), np.full((1, 1, 4), 1e-3))
 NO_BIAS = np.zeros(4)
@@ -144,7 +144,7 @@ def test_experts_of_a_wrong_shape_or_dtype_are_refused():
             judge_experts(bad, SCORES, NO_BIAS, 2, FLOAT32)
 
 
-# -- equality -----------------------------------------------------------------------------------------------------------
+# -- equality ---------------------------------------------------------------------------------------------------------
 
 
 def test_equality_knows_signs_of_zero_and_nan():

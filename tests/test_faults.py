@@ -98,7 +98,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "fault", "layout", "step", "stage"), FAULTS, ids=[f[2].__name__ for f in FAULTS])
+@pytest.mark.parametrize(
+    ("module", "name", "fault", "layout", "step", "stage"), FAULTS, ids=[f[2].__name__ for f in FAULTS]
+)
 def test_a_planted_fault_is_caught_and_named(module, name, fault, layout, step, stage):
     with replaced(module, name, fault):
         found = first_fault(layout)

@@ -153,7 +153,8 @@ class Parts:
     def describe(self) -> dict:
         common = {"accumulate": "float32", "router": "float32"}
         stored = (
-            "storage", "logits", "attention_output", "attention_scores", "attention_probabilities", "normalized", "gate",
+            "storage", "logits", "attention_output", "attention_scores", "attention_probabilities", "normalized",
+            "gate",
         )  # fmt: skip
         policies = {dtype: {**common, **dict.fromkeys(stored, dtype)} for dtype in DTYPES}
         return {
