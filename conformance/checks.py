@@ -63,8 +63,9 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
             if layout == description.layouts[0]:  # MX knows no layout
                 checks += mx_checks(at)
     chosen = [check for check in checks if stages is None or check.stage in stages]
-    rank = {"stage": 0, "trace": 1, "end_to_end": 2}
-    return sorted(chosen, key=lambda check: (rank[check.kind], check.order, check.id))
+    kinds, names = ("stage", "trace", "end_to_end"), [case.name for case in unroll_cases()]
+    position = lambda check: names.index(check.case) if check.case in names else -1  # noqa: E731  simple cases first
+    return sorted(chosen, key=lambda check: (kinds.index(check.kind), check.order, position(check), check.id))
 
 
 @dataclass(frozen=True)
