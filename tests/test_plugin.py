@@ -315,7 +315,11 @@ def test_example_of_the_readme_passes_the_real_plan(pytester, monkeypatch):
     result = pytester.runpytest_subprocess("-p", "conformance.plugin", "--pyargs", "conformance", *example)
     assert result.ret == 0
     checks = read("r.json")["checks"]
-    assert {check["quantity"] for check in checks if check["verdict"] == "pass"} >= {"loss", "d_draft_logits", "gradient_set"}
+    assert {check["quantity"] for check in checks if check["verdict"] == "pass"} >= {
+        "loss",
+        "d_draft_logits",
+        "gradient_set",
+    }
 
 
 def test_collect_only_gives_ids_and_no_verdict(suite):
