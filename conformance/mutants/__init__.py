@@ -1,0 +1,6 @@
+"""Mutants: small, readable faults of the twin ``fast``, each with the blame that the suite must give it."""
+
+from conformance.mutants import unrolled
+from conformance.mutants.core import Mutant
+
+MUTANTS: list[Mutant] = [*unrolled.MUTANTS]
