@@ -13,7 +13,7 @@ OUT := build
 # The arrays are small, and sums must not depend on the number of cores.
 export OMP_NUM_THREADS ?= 1
 
--include make/peers.mk
+-include make/*.mk
 PEER_ADAPTERS ?= nemo_automodel speculators torchao gfloat
 NAME := $(basename $(notdir $(ADAPTER)))
 
