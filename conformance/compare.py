@@ -131,10 +131,14 @@ class Bias:
         if self.elements <= BIAS_ELEMENTS:
             return None
         slopes, variances = np.concatenate(self.slopes), np.concatenate(self.variances)
-        spread = max(float(np.sum(variances)), float(np.sum(np.square(slopes))))
+        total = float(np.sum(variances))
+        if total == 0 or len(slopes) < 2:
+            return 0.0
+        around = slopes - variances * (np.sum(slopes) / total)  # what the common slope leaves of each cluster
+        spread = max(total, float(np.sum(np.square(around))) * len(slopes) / (len(slopes) - 1))
         slope = float(np.sum(slopes))
         excess = np.copysign(max(abs(slope) - self.coherent, 0.0), slope)
-        return float(excess / np.sqrt(spread)) if spread > 0 else 0.0
+        return float(excess / np.sqrt(spread))
 
 
 def _row(a: np.ndarray, valid: np.ndarray) -> int:
