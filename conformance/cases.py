@@ -30,10 +30,22 @@ class Case:
     onehot: float = 0.0  # a target logit this far above the rest, in every third slot
     dominant: float = 1.0  # factor on one row of the head: that draft logit dominates
     poison: float = 1e30  # what padding slots hold
+    corners: bool = False  # special inputs: fewer slots than steps, documents of one slot, padding on the left, ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[B, T] of the unroll."""
+        return (4, 5) if self.corners else (BATCH, SLOTS)
+
+
+def cases_for(choices: Choices) -> list[Case]:
+    """The unroll's cases with sizes that these choices need: a reduced vocabulary must be smaller than the whole."""
+    tiny = DraftConfig.tiny()
+    return unroll_cases(replace(tiny, draft_vocab_size=61) if choices.head == "reduced" else tiny)
 
 
 def unroll_cases(config: DraftConfig | None = None) -> list[Case]:
-    """tame for end to end; harsh and extreme for the walk (tracewalk.md, "Cases")."""
+    """tame for end to end; harsh, extreme and corners for the walk (tracewalk.md, "Cases")."""
     config = config or DraftConfig.tiny()
     return [
         Case("tame", config),
@@ -42,6 +54,7 @@ def unroll_cases(config: DraftConfig | None = None) -> list[Case]:
             target=(0.1, 100.0),
         ),
         Case("extreme", config, onehot=200.0, dominant=40.0, target=(0.1, 3.0)),
+        Case("corners", config, corners=True),
     ]  # fmt: skip
 
 
@@ -67,7 +80,25 @@ def make_parameters(case: Case, choices: Choices, storage: str, seed: int) -> di
         params[name] = round_to(x, storage)
     head = params["shared_head.head.weight"]
     head[7] = round_to(head[7] * case.dominant, storage)
+    if case.corners:
+        _corner_parameters(params, case.config, storage)
     return params
+
+
+def _corner_parameters(params: dict, config: DraftConfig, storage: str) -> None:
+    """A router whose scores saturate and vanish, two experts that always tie, one without tokens, one with every token;
+    a token whose embedding is zero.
+    """
+    params["embed_tokens.weight"][0] = 0.0
+    gate = params.get("block_sparse_moe.gate.weight")
+    if gate is None:
+        return
+    together = np.where(np.arange(config.hidden_size) % 3, 1, -1) * 15 / np.sqrt(config.hidden_size)
+    gate[:] = round_to(gate + together, storage)  # from exp(-50), which an epsilon of 1e-20 shows, to exactly 1
+    bias = params["block_sparse_moe.gate.e_score_correction_bias"]
+    bias[:] = round_to(bias - 3.0, storage)  # every score + bias below -1
+    gate[5], bias[5] = gate[4], bias[4]
+    bias[2], bias[6] = -100.0, 100.0
 
 
 def _scale(name: str, case: Case) -> float:
@@ -80,24 +111,42 @@ def _scale(name: str, case: Case) -> float:
 
 def make_inputs(case: Case, choices: Choices, storage: str, seed: int, documents: bool = True) -> dict[str, np.ndarray]:
     """Slot-aligned inputs of the unroll. With ``documents``, two of them in row 0 and padding at the end of row 1."""
-    rng, c = generator(seed, case.name, "inputs"), case.config
-    shape = (BATCH, SLOTS)
+    rng, c, shape = generator(seed, case.name, "inputs"), case.config, case.shape
     inputs = {"tokens": rng.integers(0, c.vocab_size, shape).astype(np.int32)}
     for name in ("low", "mid", "high"):
         size = 10 ** rng.uniform(-case.row_decades, case.row_decades, (*shape, 1))
         inputs[name] = rng.normal(size=(*shape, c.hidden_size)) * size
     inputs["target_logits"] = _targets(rng, case, shape)
     inputs["mask"] = rng.random(shape) < 0.85
-    inputs["mask"][:, :2] = [[False, True], [True, False]]  # ragged on the left
-    inputs["mask"][:, 3:9] = True  # every step has a supervised slot
-    if documents:
-        inputs["documents"] = np.where(np.arange(SLOTS) < 6, 3, 1) * np.ones((BATCH, 1), int)
-        inputs["documents"][1] = np.where(np.arange(SLOTS) < SLOTS - 3, 2, -1)
-        inputs["documents"] = inputs["documents"].astype(np.int32)
-    else:
+    inputs["mask"][:, :2] = np.resize([[False, True], [True, False]], (shape[0], 2))  # ragged on the left
+    inputs["mask"][:, 3:9] = True  # every step has a supervised slot, where there are enough slots
+    inputs["documents"] = _documents(shape)
+    if case.corners:
+        _corner_inputs(inputs)
+    if not documents:
         inputs["mask"][:, -1] = False
-    inputs |= chosen_inputs(c, choices, rng)
+        del inputs["documents"]
+    inputs |= chosen_inputs(c, choices, rng, shape)
     return _on_grid(inputs, case, storage)
+
+
+def _documents(shape) -> np.ndarray:
+    """Two documents in row 0, padding at the end of the others. int32 [B, T]."""
+    slots = np.arange(shape[1])
+    documents = np.where(slots < shape[1] - 3, 2, -1) * np.ones((shape[0], 1), int)
+    documents[0] = np.where(slots < 6, 3, 1)
+    return documents.astype(np.int32)
+
+
+def _corner_inputs(inputs: dict) -> None:
+    """One document that fills its row, documents of two, one and two slots, padding on the left, a lone slot; a slot
+    that is zero throughout and has p = q; one token again and again.
+    """
+    inputs["documents"][:] = [[3] * 5, [5, 5, 6, 7, 7], [-1, -1, 4, 4, 4], [8, -1, -1, -1, -1]]
+    inputs["mask"][0], inputs["mask"][1:, :2] = True, True
+    inputs["tokens"][0], inputs["tokens"][1:, 0] = [0, 11, 11, 11, 2], 0
+    for name in ("low", "mid", "high", "target_logits"):
+        inputs[name][0, 0] = 0.0
 
 
 def _targets(rng, case: Case, shape) -> np.ndarray:
@@ -110,14 +159,14 @@ def _targets(rng, case: Case, shape) -> np.ndarray:
     return logits
 
 
-def chosen_inputs(config: DraftConfig, choices: Choices, rng) -> dict:
+def chosen_inputs(config: DraftConfig, choices: Choices, rng, shape=(BATCH, SLOTS)) -> dict:
     """What only some choices read."""
     extra = {}
     if choices.head == "reduced":
         ids = rng.permutation(config.vocab_size)[: config.draft_vocab_size]
         extra["draft_to_target"] = np.sort(ids).astype(np.int32)
     if choices.token_source == "given":
-        size = (config.num_steps, BATCH, SLOTS)
+        size = (config.num_steps, *shape)
         extra["tokens_by_step"] = rng.integers(0, config.vocab_size, size).astype(np.int32)
     return extra
 

@@ -15,7 +15,7 @@ from reference.bounds import Running, arithmetic, exact, lifted
 from reference.config import Choices, frozen_parameters, trained_parameters
 from reference.graph import Node
 from reference.layer import graph
-from reference.loss import lk_loss_backward
+from reference.loss import lk_loss_backward, total_loss
 from reference.ops import Op, log_softmax
 from reference.unroll import draft_sequence, parameter_gradients, stacked_parameters, step_inputs
 
@@ -61,12 +61,15 @@ class UnrollRun:
         return self.result
 
     @cached_property
-    def walk(self) -> Walk:
+    def walker(self) -> Walker:
         result = self.answer()
-        walker = Walker(
+        return Walker(
             self.params, self.inputs, self.case.config, self.choices, self.formats, result.trace, result.decisions
         )
-        return walker.run(result.grads if result.grads else None)
+
+    @cached_property
+    def walk(self) -> Walk:
+        return self.walker.run(self.answer().grads or None)
 
     # End to end: the oracle runs on its own, with the implementation's legal decisions pinned.
     @cached_property
@@ -232,6 +235,51 @@ def edge_outcome(edge: Edge, stage: str, quantity: str) -> dict:
     blamed_step, blamed = edge.blame or (step, edge.stage)
     fields = {"ratio": ratio, "worst": worst, "first_step": blamed_step or step}
     return verdict.failed(message, **fields) | {"rank": list(rank(edge)), "blamed": BLAMED.get(blamed, blamed)}
+
+
+def check_sums(run: UnrollRun, what: str) -> dict:
+    """A loss output against what lies below it: slot losses as recorded, step losses as their means, the total."""
+    actual = run.answer().outputs.get(what)
+    if actual is None or not run.answer().trace:
+        return verdict.not_offered(f"needs a trace and {what}")
+    found, given, wanted = (
+        None,
+        np.reshape(actual, (-1, *np.shape(actual)[what != "total_loss" :])),
+        expected_sums(run, what),
+    )
+    if len(given) != len(wanted):
+        message = f"{what} has {len(given)} steps; wanted {len(wanted)}"
+        return verdict.failed(message, ratio=float("inf")) | _sums_blame(run, what, min(len(given), len(wanted)) + 1)
+    for step, (one, expected) in enumerate(zip(given, wanted, strict=True), start=1):
+        valid = run.walk.values[(step, "supervised")] if what == "slot_losses" else None
+        try:
+            comparison = compare(what, one, expected, (0, "total_loss"), run.formats, valid)
+        except Mismatch as mismatch:
+            return verdict.failed(str(mismatch), ratio=float("inf")) | _sums_blame(run, what, None)
+        judged = verdict.of_comparison(what, comparison)
+        if judged["verdict"] == "fail":
+            return judged | _sums_blame(run, what, None if what == "total_loss" else step)
+        found = judged if found is None else verdict.worse(found, judged)
+    return found
+
+
+def expected_sums(run: UnrollRun, what: str) -> list[Running]:
+    """One number or array a step; for the total just one, from the step losses that were returned if any were."""
+    values, steps = run.walk.values, range(1, run.case.config.num_steps + 1)
+    if what != "total_loss":
+        return [exact(values[(k, "lk_loss" if what == "slot_losses" else "step_loss")]) for k in steps]
+    given = run.answer().outputs.get("step_losses")
+    usable = given is not None and np.shape(given) == (len(steps),) and np.isfinite(given).all()
+    parts = [Running(x) for x in np.asarray(given)] if usable else [values[(k, "step_loss")] for k in steps]
+    with arithmetic(run.formats):
+        return [exact(total_loss(run.choices.weights(len(steps))).forward(*parts))]
+
+
+def _sums_blame(run: UnrollRun, what: str, step: int | None) -> dict:
+    """Behind every stage of every step, before anything backward."""
+    order = ("slot_losses", "step_losses", "total_loss").index(what)
+    rank = [0, run.case.config.num_steps + 1, order, step or 0]
+    return {"rank": rank, "first_step": step, "blamed": "total_loss" if what == "total_loss" else "lk_loss"}
 
 
 def check_parameter(run: UnrollRun, names: list[str]) -> dict:

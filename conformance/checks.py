@@ -11,14 +11,14 @@ from conformance import check_exact as exactly
 from conformance import check_stage as staged
 from conformance import check_unroll as unrolled
 from conformance.adapter import Description
-from conformance.cases import Case, unroll_cases
+from conformance.cases import Case, cases_for, unroll_cases
 from conformance.outcome import dump
 from conformance.stages import STAGES
 from conformance.trace import DECISION_STAGES, is_boundary
 from reference.config import Choices, trained_parameters
 from reference.layer import graph
 
-LOSS_OUTPUTS = ("total_loss", "step_losses", "slot_losses")
+LOSS_OUTPUTS = ("slot_losses", "step_losses", "total_loss")
 MX_METHODS = ("mxfp4", "mxfp8")
 ALIGNED = ("tokens", "low", "mid", "high", "target_logits", "mask", "supervised")
 
@@ -55,10 +55,10 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
     for layout in description.layouts:
         choices = description.choices_for(layout)
         for policy in policies or description.policies:
-            for case in unroll_cases():
+            for case in cases_for(choices):
                 at = Place(layout, policy, case, choices, seed)
                 checks += [*stage_checks(at), *trace_checks(at), *end_checks(at)]
-            at = Place(layout, policy, unroll_cases()[0], choices, seed)
+            at = Place(layout, policy, cases_for(choices)[0], choices, seed)
             checks += exact_checks(at)
             if layout == description.layouts[0]:  # MX knows no layout
                 checks += mx_checks(at)
@@ -205,6 +205,8 @@ def trace_checks(at: Place) -> list[Check]:
     for position, stage in enumerate(stages):
         if stage not in DECISION_STAGES:
             add(stage, "cotangent", (1, -position), lambda r, s=stage: unrolled.check_edges(r, s, "cotangent"))
+    for position, what in enumerate(LOSS_OUTPUTS):
+        add(what, "value", (0, len(stages) + position), lambda r, w=what: unrolled.check_sums(r, w))
     for position, (name, names) in enumerate(grouped(trained_parameters(at.case.config, at.choices)).items()):
         add(name, "gradient", (2, position), lambda r, n=names: unrolled.check_parameter(r, n))
     return checks

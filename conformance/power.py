@@ -1,14 +1,12 @@
 """Whether the suite could have failed: every mutant against it, the blame it gives, and honest twins beside them."""
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from pathlib import Path
 
 from conformance import adapter, checks, results
 from conformance.mutants import MUTANTS
@@ -84,7 +82,7 @@ def direction_of(check: dict) -> str:
     quantity, stage = check["quantity"], check["extra"].get("blamed", check["stage"])
     if quantity == "frozen":
         return "frozen"
-    if check["kind"] == "stage" and quantity == "experts" or quantity in DECISIONS:
+    if quantity in DECISIONS:
         return "decision"
     if quantity in ("cotangent", "gradient", "gradient_set") or quantity.startswith("d_"):
         return "backward"
@@ -95,7 +93,7 @@ def blamed(mutant: Mutant, check: dict) -> Verdict:
     stage, direction = check["extra"].get("blamed") or check["stage"], direction_of(check)
     right = (
         stage.partition(".")[0] == mutant.stage
-        and direction in (mutant.direction, "forward" if mutant.direction == "graph" else "", "backward" if mutant.direction == "graph" else "")
+        and direction in (("forward", "backward") if mutant.direction == "graph" else (mutant.direction,))
         and (mutant.step is None or check["first_step"] == mutant.step)
         and mutant.says in check["message"]
     )  # fmt: skip
@@ -133,8 +131,10 @@ def main() -> None:
         mutant = expected[verdict.name]
         state = "survived" if not verdict.killed else "right" if verdict.right else "WRONG"
         if not verdict.killed or not verdict.right:
-            print(f"{state:9}{verdict.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}; "
-                  f"got {verdict.stage} {verdict.direction} {verdict.step} {verdict.check} {verdict.message[:300]}")
+            print(
+                f"{state:9}{verdict.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}; "
+                f"got {verdict.stage} {verdict.direction} {verdict.step} {verdict.check} {verdict.message[:300]}"
+            )
         else:
             print(f"{state:9}{verdict.name}: {verdict.check} {verdict.failing} {verdict.seconds:.1f} s")
         sys.stdout.flush()

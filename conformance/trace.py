@@ -57,6 +57,7 @@ class Walk:
     bias: dict[tuple[str, str], Bias] = field(default_factory=dict)
     #: (quantity, step, stage): actual, expected, point, valid
     compared: dict[tuple, tuple] = field(default_factory=dict)
+    values: dict = field(default_factory=dict)  # by graph key: what was recorded, else what follows from it
 
     def of(self, stage: str, quantity: str) -> list[Edge]:
         return [e for e in self.edges if e.stage == stage and e.quantity == quantity]
@@ -75,12 +76,14 @@ class Walker:
         steps = range(1, config.num_steps + 1)
         self.inside = {k: ~outside_document(documents, k, self.valid.shape) for k in steps}
         self.hidden: dict[Key, tuple[str, ...]] = {}
+        self.detached: dict[Key, list] = {}  # products that must not flow, to recognise one that does
         self.walk = Walk()
 
     def run(self, grads: dict | None) -> Walk:
         with arithmetic(self.formats):
             for position, node in enumerate(self.nodes):
                 self.step_forward(position, node)
+            self.walk.values = self.values
             if grads is not None:
                 self.run_backward(grads)
         return self.walk
@@ -176,8 +179,8 @@ class Walker:
                 continue
             d_y = self.take_cotangent(position, node.key, incoming[node.key])
             stored = self.values | {node.key: self.output_of(node.key)}
-            for key, d in contributions(node, stored, d_y):
-                incoming.setdefault(key, []).append((node.key, d))
+            for key, d in contributions(node._replace(detached=()), stored, d_y):
+                (self.detached if key in node.detached else incoming).setdefault(key, []).append((node.key, d))
         self.judge_parameters(incoming, grads)
 
     def output_of(self, key: Key):
@@ -208,6 +211,9 @@ class Walker:
 
     def blame(self, key: Key, actual, parts: list, valid) -> tuple[Key | None, str]:
         """Which consumer's contribution is wrong: the one without which the sum fits, or that explains most of it."""
+        for consumer, d in self.detached.get(key, ()):
+            if compare("leak", actual, self.total(key, [*parts, (consumer, d)]), key, self.formats, valid).ok:
+                return consumer, f"it has the contribution of {_name(consumer)}, which is declared detached"
         if not parts:
             return None, "nothing reads it, so its cotangent is zero"
         if len(parts) == 1:
@@ -217,7 +223,10 @@ class Walker:
             if compare("rest", actual, self.total(key, rest), key, self.formats, valid).ok:
                 return consumer, f"it fits without the contribution of {_name(consumer)}, which is missing"
             if compare("only", actual, exact(d), key, self.formats, valid).ok:
-                missing = rest[0][0]
+                there = [
+                    c for c, d in rest if not compare("none", np.zeros(d.shape), exact(d), key, self.formats, valid).ok
+                ]
+                missing = (there or [rest[0][0]])[0]
                 return missing, f"only the contribution of {_name(consumer)} is there; that of {_name(missing)} is not"
         residual = self.clean(actual) - self.total(key, parts).value
         explained = {consumer: _explained(residual, exact(d).value) for consumer, d in parts}

@@ -2,7 +2,7 @@
 
 import torch
 
-from conformance.mutants.core import STEPS, around, area, backward, both, patch, with_gradient_of
+from conformance.mutants.core import STEPS, area, around, backward, both, patch, with_gradient_of
 from fast import attention, fusion, layer, moe, unroll
 from fast.unroll import shift
 
@@ -46,7 +46,13 @@ def tokens_shifted_once_more():
     return read(lambda tokens, target, mask, inputs, k: (shift(tokens, 1, 0), target, mask))
 
 
-@mutant("embed", "forward", 1, "a position past the end reads token 0, any other its own (spec.md 3)", "T23: Automodel #2464")
+@mutant(
+    "embed",
+    "forward",
+    1,
+    "a position past the end reads token 0, any other its own (spec.md 3)",
+    "T23: Automodel #2464",
+)
 def first_slot_reads_the_last_token():
     def change(tokens, target, mask, inputs, k):
         return torch.cat([tokens[:, -1:], tokens[:, 1:]], 1), target, mask
@@ -54,7 +60,9 @@ def first_slot_reads_the_last_token():
     return read(change)
 
 
-@mutant("lk_loss", "forward", 2, "the target of slot j at step k is P_{j+k} (O target_alignment)", "T07: SpecForge #895")
+@mutant(
+    "lk_loss", "forward", 2, "the target of slot j at step k is P_{j+k} (O target_alignment)", "T07: SpecForge #895"
+)
 def target_not_shifted():
     return read(lambda tokens, target, mask, inputs, k: (tokens, inputs["target_logits"], mask))
 
@@ -74,7 +82,9 @@ def mask_not_shifted():
     return read(lambda tokens, target, mask, inputs, k: (tokens, target, inputs["mask"]))
 
 
-@mutant("lk_loss", "forward", 1, "only the unroll shifts the mask", "T08: radixark/miles #3219, #3233; Megatron-LM #5011")
+@mutant(
+    "lk_loss", "forward", 1, "only the unroll shifts the mask", "T08: radixark/miles #3219, #3233; Megatron-LM #5011"
+)
 def mask_shifted_twice():
     return read(lambda tokens, target, mask, inputs, k: (tokens, target, shift(mask, 1, False)))
 
@@ -132,8 +142,14 @@ def first_embedding_zeroed():
     return around(layer, "embed", wrapper)
 
 
-@mutant("embed", "forward", 1, "zero_first_embedding: the first slot of each document", "T24: vLLM #49938",
-        choices={"zero_first_embedding": True})
+@mutant(
+    "embed",
+    "forward",
+    1,
+    "zero_first_embedding: the first slot of each document",
+    "T24: vLLM #49938",
+    choices={"zero_first_embedding": True},
+)
 def only_the_rows_first_embedding_zeroed():
     return around(unroll, "first_slots", lambda o, tokens, documents=None: o(tokens))
 
@@ -141,14 +157,21 @@ def only_the_rows_first_embedding_zeroed():
 @mutant("embed", "forward", 2, "zero_first_embedding holds at step 1 only", choices={"zero_first_embedding": True})
 def first_embedding_zeroed_at_every_step():
     def wrapper(original, feature, tokens, *args):
-        *rest, zero, record = args
+        *rest, _, record = args
         documents = rest[5]
         return original(feature, tokens, *rest, fusion.first_slots(tokens, documents), record)
 
     return around(unroll, "draft_layer", wrapper)
 
 
-@mutant("embed", "decision", 2, "own tokens are target ids", "T28: SpecForge #492", choices={"head": "reduced", "token_source": "own"})
+@mutant(
+    "embed",
+    "decision",
+    2,
+    "own tokens are target ids",
+    "T28: SpecForge #492",
+    choices={"head": "reduced", "token_source": "own"},
+)
 def own_tokens_in_draft_ids():
     return around(unroll, "argmax_token", lambda o, scores, ids=None: o(scores))
 
@@ -180,12 +203,25 @@ def feature_never_recycled():
     return around(unroll, "draft_layer", wrapper)
 
 
-@mutant("draft_input", "forward", 2, "recycled before the head's norm (O recycled_feature)", "T19: SpecForge #879; EAGLE #233")
+@mutant(
+    "draft_input",
+    "forward",
+    2,
+    "recycled before the head's norm (O recycled_feature)",
+    "T19: SpecForge #879; EAGLE #233",
+)
 def normed_feature_recycled():
     return patch(unroll, "recycle", lambda feature, normed, choices: normed)
 
 
-@mutant("draft_input", "forward", 2, "recycled_feature: post_norm", "T19: vLLM #42764", choices={"recycled_feature": "post_norm"})
+@mutant(
+    "draft_input",
+    "forward",
+    2,
+    "recycled_feature: post_norm",
+    "T19: vLLM #42764",
+    choices={"recycled_feature": "post_norm"},
+)
 def raw_feature_recycled_though_declared_post_norm():
     return patch(unroll, "recycle", lambda feature, normed, choices: feature)
 
@@ -251,10 +287,12 @@ def earlier_values_detached():
 
 @mutant("draft_input", "graph", STEPS, "the gradient is summed over all K steps: truncated after one", "own")
 def gradient_truncated_to_one_step():
-    return both(around(unroll, "recycle", lambda o, *args: o(*args).detach()), earlier(lambda xs: [x.detach() for x in xs]))
+    return both(
+        around(unroll, "recycle", lambda o, *args: o(*args).detach()), earlier(lambda xs: [x.detach() for x in xs])
+    )
 
 
-@mutant("head_norm", "graph", STEPS, "K = 7 steps (report 4.1.4)", says="7")
+@mutant("lk_loss", "graph", STEPS, "K = 7 steps (report 4.1.4)")
 def one_step_too_few():
     def wrapper(original, params, inputs, config, *args, **kwargs):
         from dataclasses import replace
@@ -321,7 +359,13 @@ def doubled(name):
     return around(unroll, "widen", widen)
 
 
-@mutant("router_scores", "backward", None, "side effects and gradients once per token", "E25: Automodel #3247, LoongForge #215")
+@mutant(
+    "router_scores",
+    "backward",
+    None,
+    "side effects and gradients once per token",
+    "E25: Automodel #3247, LoongForge #215",
+)
 def router_gradient_counted_twice():
     return doubled("block_sparse_moe.gate.weight")
 
@@ -368,7 +412,7 @@ def log_of_the_mean_overlap():
     return summed(change)
 
 
-@mutant("lk_loss", "forward", 6, "a step without supervised slots contributes exactly 0", "T34: Automodel #2259")
+@mutant("lk_loss", "forward", 5, "a step without supervised slots contributes exactly 0", "T34: Automodel #2259")
 def empty_step_is_nan():
     return summed(lambda l, s, w: torch.where(s, l, 0).sum((1, 2)) / s.sum((1, 2)))
 
@@ -392,14 +436,26 @@ def decayed_step_weights():
     return weighted(lambda w: [0.8**k for k in range(len(w))])
 
 
-@mutant("total_loss", "forward", None, "step_weights: decay starts at 1", "T34: Automodel #2259",
-        choices={"step_weights": "decay"})
+@mutant(
+    "total_loss",
+    "forward",
+    None,
+    "step_weights: decay starts at 1",
+    "T34: Automodel #2259",
+    choices={"step_weights": "decay"},
+)
 def decay_starts_one_step_late():
     return weighted(lambda w: [0.8 ** (k + 1) for k in range(len(w))])
 
 
-@mutant("total_loss", "forward", None, "step_weights: decay_normalized has sum 1", "T34: speculators #798",
-        choices={"step_weights": "decay_normalized"})
+@mutant(
+    "total_loss",
+    "forward",
+    None,
+    "step_weights: decay_normalized has sum 1",
+    "T34: speculators #798",
+    choices={"step_weights": "decay_normalized"},
+)
 def decay_not_normalised():
     return weighted(lambda w: [0.8**k for k in range(len(w))])
 
@@ -441,7 +497,13 @@ def gradient_reaches_masked_slots():
     return around(unroll, "total_loss", wrapper)
 
 
-@mutant("unroll", "forward", None, "padding's contents, NaN included, change nothing", "T02: SpecForge #245; L13: pytorch #152088")
+@mutant(
+    "unroll",
+    "forward",
+    None,
+    "padding's contents, NaN included, change nothing",
+    "T02: SpecForge #245; L13: pytorch #152088",
+)
 def padding_multiplied_away():
     def total(original, l, s, *args):
         return original(l * s, torch.ones_like(s), args[0], "supervised", s.sum((1, 2)))
@@ -449,7 +511,9 @@ def padding_multiplied_away():
     def sanitize(original, inputs):
         return original(inputs) | {"target_logits": inputs["target_logits"]}
 
-    return both(around(unroll, "total_loss", total), around(unroll, "sanitize", sanitize), patch(unroll, "check_inputs", lambda *a: None))
+    unchecked = patch(unroll, "check_inputs", lambda *args: None)
+    unfilled = read(lambda tokens, target, mask, inputs, k: (tokens, shift(inputs["target_logits"], k - 1, 0), mask))
+    return both(around(unroll, "total_loss", total), around(unroll, "sanitize", sanitize), unchecked, unfilled)
 
 
 @mutant("attention", "forward", 1, "a padding slot's contents change no other slot", "T02: SpecForge #245 (7286dc54)")
@@ -478,24 +542,47 @@ def map_used_as_offset():
 
 @mutant("lk_loss", "forward", 1, "the map is mandatory", "T26: verl-SpeCo #66; Automodel #2447", choices=REDUCED)
 def first_ids_in_place_of_the_map():
-    return around(unroll, "lk_loss", lambda o, draft, target, ids, reduced: o(draft, target, torch.arange(len(ids)), reduced))
+    return around(
+        unroll, "lk_loss", lambda o, draft, target, ids, reduced: o(draft, target, torch.arange(len(ids)), reduced)
+    )
 
 
-@mutant("lk_loss", "forward", 1, "restricted: p keeps its full normaliser", "L08: SpecForge #492 (057884fd)", choices=REDUCED)
+@mutant(
+    "lk_loss",
+    "forward",
+    1,
+    "restricted: p keeps its full normaliser",
+    "L08: SpecForge #492 (057884fd)",
+    choices=REDUCED,
+)
 def target_renormalised():
     return around(unroll, "lk_loss", lambda o, draft, target, ids, reduced: o(draft, target, ids, "renormalized"))
 
 
-@mutant("lk_loss", "forward", 1, "argmax_inside compares target ids", "T28: SpecForge #492 (c90d72a0)",
-        choices={"head": "reduced", "reduced_supervision": "argmax_inside"})
+@mutant(
+    "lk_loss",
+    "forward",
+    1,
+    "argmax_inside compares target ids",
+    "T28: SpecForge #492 (c90d72a0)",
+    choices={"head": "reduced", "reduced_supervision": "argmax_inside"},
+)
 def argmax_compared_in_draft_ids():
     return around(unroll, "inside_draft_vocabulary", lambda o, target, ids: o(target, torch.arange(len(ids))))
 
 
-@mutant("lk_loss", "forward", 1, "argmax_inside is part of the mask", "T28: TorchSpec #186",
-        choices={"head": "reduced", "reduced_supervision": "argmax_inside"})
+@mutant(
+    "lk_loss",
+    "forward",
+    1,
+    "argmax_inside is part of the mask",
+    "T28: TorchSpec #186",
+    choices={"head": "reduced", "reduced_supervision": "argmax_inside"},
+)
 def argmax_outside_still_counted():
-    return patch(unroll, "inside_draft_vocabulary", lambda target, ids: torch.ones_like(target[..., 0], dtype=torch.bool))
+    return patch(
+        unroll, "inside_draft_vocabulary", lambda target, ids: torch.ones_like(target[..., 0], dtype=torch.bool)
+    )
 
 
 # -- fusion ------------------------------------------------------------------------------------------------------------
@@ -574,7 +661,9 @@ def idle_expert_has_no_gradient():
 def idle_expert_gradient_uninitialised():
     def wrapper(original, *args):
         out = original(*args)
-        return {w: tuple(backward(x, lambda d: torch.where((d == 0).all(), 1e-3, d)) for x in ws) for w, ws in out.items()}
+        return {
+            w: tuple(backward(x, lambda d: torch.where((d == 0).all(), 1e-3, d)) for x in ws) for w, ws in out.items()
+        }
 
     return around(unroll, "quantize_experts", wrapper)
 
