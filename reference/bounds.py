@@ -10,9 +10,9 @@ is also part of linear. The bound is min(lambda sigma + drift, linear).
 Three rules make them (docs/bounds.md derives each):
 
 store      y rounded to a format of unit roundoff u:  u |y| + half its smallest subnormal
-reduce     a sum of K products, any order: sqrt(2 K) u R, and linearly K u sum |a b|; R = (sum |a b| + |y|) / 2 bounds
-           every partial sum in every order. Accumulation that may truncate (``tensor-core``) gets the linear term in
-           both.
+reduce     a sum of K products, any order: u sqrt(K R^2 + sum (ab)^2), and linearly K u sum |a b|, where R^2 = S^2 + 2
+           sum (ab)^2 with S the largest partial sum in natural order. Accumulation that may truncate (``tensor-core``)
+           gets the linear term in both.
 propagate  |J| e_in through every operation, first order in sigma, exact in linear where the derivative is not bounded
 """
 
@@ -32,6 +32,7 @@ COMPARISONS = 2**27  # no run compares more numbers; the report prints how many 
 LAMBDA = sqrt(2 * log(2 * COMPARISONS / FAILURE_PROBABILITY))
 OPERATIONS = 2  # an implementation may take two operations where the oracle's text takes one
 ELEMENTARY = 4  # ulps of exp, log, tanh and the like in public float32 libraries
+PREFIXES = 8  # where a product's partial sums are looked at
 GRAIN = 1e-150  # keeps squares from underflowing in float64
 
 #: The declared format of a stage's output, where it is not ``storage``.
@@ -292,24 +293,40 @@ def _minimum(a, b):
     return Running(np.minimum(a.value, b.value), spread(a.sigma, b.sigma), *_carried(spread, (a, b)))
 
 
-def _reduced(value, magnitude, count: int, sigma, linear, drift) -> Running:
-    """The reduce rule on a sum of ``count`` terms of total size ``magnitude``."""
-    now = _CURRENT.get()
+def _reduced(value, terms: "Terms", sigma, linear, drift) -> Running:
+    """The reduce rule."""
+    now, count = _CURRENT.get(), terms.count
     if count <= 1:
         return Running(value, sigma, linear, drift).rounded(OPERATIONS * now.unit, now.grain)
-    worst = count * now.unit / (1 - count * now.unit) * magnitude + count * now.grain
+    worst = count * now.unit / (1 - count * now.unit) * terms.magnitude + count * now.grain
     if now.truncates:
         return Running(value, sigma, linear + 2 * worst, 2 * worst + (0 if drift is None else drift))
-    partial = (magnitude + np.abs(value)) / 2  # bounds every partial sum in every order
-    random = sqrt(2 * count) * now.unit * partial + sqrt(count) * now.grain
+    random = now.unit * np.sqrt(count * terms.partial_squared() + terms.squares) + sqrt(count) * now.grain
     return Running(value, np.hypot(sigma, random), linear + worst, drift)
+
+
+@dataclass
+class Terms:
+    """What the reduce rule knows of a sum: how many terms, sum |t|, sum t^2, the largest partial sum met in order."""
+
+    count: int
+    magnitude: np.ndarray
+    squares: np.ndarray
+    prefix: np.ndarray
+
+    def partial_squared(self) -> np.ndarray:
+        """R^2: the partial sums of the natural order, or of an order unrelated to the signs; never above (P or N)^2."""
+        likely = np.square(self.prefix) + 2 * self.squares
+        return np.minimum(likely, np.square((self.magnitude + self.prefix) / 2))
 
 
 def _sum(a, axis=None, keepdims=False):
     total = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
-    value = total(a.value)
-    count = a.size // max(value.size, 1)
-    return _reduced(value, total(np.abs(a.value)), count, _root(total(a.sigma**2)), *_carried(total, (a,)))
+    value, size = total(a.value), np.abs(a.value)
+    partial = np.abs(np.cumsum(a.value, axis=axis))
+    prefix = partial.max() if axis is None else partial.max(axis=axis, keepdims=keepdims)
+    terms = Terms(a.size // max(value.size, 1), total(size), total(np.square(size)), prefix)
+    return _reduced(value, terms, _root(total(a.sigma**2)), *_carried(total, (a,)))
 
 
 def _root(squares):
@@ -328,7 +345,17 @@ def _matmul(a, b):
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     squares = a.sigma**2 @ size_b**2 + size_a**2 @ b.sigma**2
     carry = lambda e, f: e @ size_b + size_a @ f + e @ f  # noqa: E731
-    return _reduced(a.value @ b.value, size_a @ size_b, a.shape[-1], _root(squares), *_carried(carry, (a, b)))
+    terms = Terms(a.shape[-1], size_a @ size_b, size_a**2 @ size_b**2, _largest_prefix(a.value, b.value))
+    return _reduced(a.value @ b.value, terms, _root(squares), *_carried(carry, (a, b)))
+
+
+def _largest_prefix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The largest partial sum of a product in its natural order, at the ends of PREFIXES chunks."""
+    total, largest = 0.0, 0.0
+    for chunk in np.array_split(np.arange(a.shape[-1]), min(PREFIXES, max(a.shape[-1], 1))):
+        total = total + a[..., chunk] @ b[..., chunk, :]
+        largest = np.maximum(largest, np.abs(total))
+    return largest
 
 
 def _max(a, axis=None, keepdims=False):
