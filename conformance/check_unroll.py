@@ -9,6 +9,7 @@ from conformance import outcome as verdict
 from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, handed_over, make_inputs, make_parameters
 from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, compare, width
+from conformance.growth import growth
 from conformance.trace import Edge, Walk, Walker
 from reference import graph as walks
 from reference.bounds import Running, arithmetic, exact, lifted
@@ -318,7 +319,8 @@ def check_end_to_end(run: UnrollRun, what: str) -> dict:
         return missing if what == "total_loss" else verdict.not_offered(f"unroll returned no {what}")
     steps, values = range(1, run.case.config.num_steps + 1), run.oracle["values"]
     if what == "total_loss":
-        return end_outcome(run, what, actual, exact(values[(0, "total_loss")]), (0, "total_loss"))
+        judged = end_outcome(run, what, actual, exact(values[(0, "total_loss")]), (0, "total_loss"))
+        return judged | {"growth": growth(run)}
     key = "step_loss" if what == "step_losses" else "lk_loss"
     expected = np.stack([exact(values[(k, key)]) for k in steps])
     supervised = np.stack([values[(k, "supervised")] for k in steps])
