@@ -12,13 +12,14 @@ from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, 
 from conformance.shrink import minimize, rounded, shown
 from conformance.stages import STEP, Stage
 from reference import mx
-from reference.bounds import Running, arithmetic, exact, lifted
+from reference.bounds import arithmetic
 from reference.config import Choices, frozen_parameters
 from reference.formats import round_to, store
 from reference.graph import Key, contributions
 from reference.layer import EXPERT_WEIGHTS
 from reference.loss import gradient_violation, lk_loss_backward, log_softmax
 from reference.ops import Op
+from reference.running import Running, exact, lifted
 
 IDENTITY = Op(lambda x: x, lambda x, y, d_y: (d_y,))
 #: Method inputs whose gradient has another format than storage, by the boundary they stand for.
@@ -316,14 +317,19 @@ def check_decision(run: StageRun, name: str) -> dict:
     return verdict.of_decisions(f"{run.stage.name}: {name}", *noted)
 
 
+def log_ratio(run: StageRun) -> Running:
+    """log q - log p; where it lies within its bound of zero, either answer to q < p is legal. [..., V]."""
+    with arithmetic(run.formats):
+        values = run.graph_inputs()
+        log_p = run.nodes[0].op.forward(*(values[k] for k in run.nodes[0].inputs))
+        return log_softmax(values["draft_logits"]) - log_p
+
+
 def check_below(run: StageRun) -> dict:
     theirs = run.result.decisions.get("below")
     if theirs is None:
         return verdict.not_offered("lk_loss returned no decision below")
-    with arithmetic(run.formats):
-        values = run.graph_inputs()
-        log_p = run.nodes[0].op.forward(*(values[k] for k in run.nodes[0].inputs))
-        gap = log_softmax(values["draft_logits"]) - log_p
+    gap = log_ratio(run)
     ours = gap.value < 0
     theirs = np.asarray(theirs)
     if theirs.shape != ours.shape or theirs.dtype != bool:

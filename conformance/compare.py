@@ -9,7 +9,8 @@ from math import log, sqrt
 
 import numpy as np
 
-from reference.bounds import FAILURE_PROBABILITY, Arithmetic, Running, exact
+from reference.bounds import FAILURE_PROBABILITY, Arithmetic
+from reference.running import Running, exact
 
 BIAS_TESTS = 2**12  # no run makes more bias tests
 BIAS_LIMIT = sqrt(2 * log(2 * BIAS_TESTS / FAILURE_PROBABILITY))
@@ -164,6 +165,13 @@ class Decisions:
         return {"total": self.total, "flipped": self.flipped, "legal": self.legal, "illegal": self.illegal}
 
 
+def selection_scores(scores, bias: np.ndarray, formats: dict) -> tuple[np.ndarray, np.ndarray]:
+    """What the router selects by, score + bias, and how far an honest one may be from it. Two [B, T, E]."""
+    scores = exact(scores)
+    key = scores.value + bias
+    return key, scores.bound() + Arithmetic(formats)["router"].unit_roundoff * np.abs(key)  # one addition
+
+
 def judge_experts(experts, scores, bias: np.ndarray, count: int, formats: dict) -> tuple[np.ndarray, np.ndarray]:
     """Chosen sets against score + bias. scores Running or array [B, T, E] -> flipped, legal bool [B, T].
 
@@ -174,8 +182,7 @@ def judge_experts(experts, scores, bias: np.ndarray, count: int, formats: dict) 
     shape = (*scores.shape[:-1], count)
     if ids.dtype.kind not in "iu" or ids.shape != shape:
         raise Mismatch(f"experts is {ids.dtype} of shape {ids.shape}; wanted integers of shape {shape}")
-    key = scores.value + bias
-    error = scores.bound() + Arithmetic(formats)["router"].unit_roundoff * np.abs(key)  # one addition
+    key, error = selection_scores(scores, bias, formats)
     valid = (ids >= 0) & (ids < key.shape[-1])
     chosen = np.zeros(key.shape, bool)
     np.put_along_axis(chosen, np.clip(ids, 0, key.shape[-1] - 1), True, axis=-1)

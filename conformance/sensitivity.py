@@ -15,7 +15,8 @@ from conformance import adapter
 from conformance.cases import unroll_cases
 from conformance.check_unroll import UnrollRun
 from conformance.compare import BIAS_LIMIT, Bias, allowance, compare
-from reference.bounds import Arithmetic, Running
+from reference.bounds import Arithmetic
+from reference.running import Running
 
 KINDS = ("element, best", "element, median", "whole tensor", "added constant")
 SMALLEST, LARGEST = 1e-20, 1e3

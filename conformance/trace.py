@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
-from reference.bounds import Running, arithmetic, exact, lifted
+from reference.bounds import arithmetic
 from reference.config import Choices, DraftConfig, trained_parameters
 from reference.formats import store
 from reference.graph import Key, Node, contributions
 from reference.layer import graph
+from reference.running import Running, exact, lifted
 from reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
 
 DECISION_STAGES = ("experts", "tokens")

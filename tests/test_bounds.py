@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from reference import loss, ops
-from reference.bounds import COMPARISONS, FAILURE_PROBABILITY, LAMBDA, Running, arithmetic
+from reference.bounds import COMPARISONS, FAILURE_PROBABILITY, LAMBDA, arithmetic
 from reference.formats import FORMATS, round_to
+from reference.running import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 

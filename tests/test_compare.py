@@ -5,7 +5,8 @@ import pytest
 
 from conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, judge_experts, width
 from conformance.outcome import of_equality
-from reference.bounds import Running, arithmetic
+from reference.bounds import arithmetic
+from reference.running import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 BFLOAT16 = {"storage": "bfloat16", "accumulate": "float32"}
