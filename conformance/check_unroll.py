@@ -12,12 +12,13 @@ from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, com
 from conformance.growth import growth
 from conformance.trace import Edge, Walk, Walker
 from reference import graph as walks
-from reference.bounds import Running, arithmetic, exact, lifted
+from reference.bounds import arithmetic
 from reference.config import Choices, frozen_parameters, trained_parameters
 from reference.graph import Node
 from reference.layer import graph
 from reference.loss import lk_loss_backward, total_loss
 from reference.ops import Op, log_softmax
+from reference.running import Running, exact, lifted
 from reference.unroll import draft_sequence, parameter_gradients, stacked_parameters, step_inputs
 
 

@@ -6,7 +6,7 @@ Reported only, never judged: the walk judges each step by itself, and the losses
 import numpy as np
 
 from conformance.compare import allowance
-from reference.bounds import exact
+from reference.running import exact
 from reference.unroll import outside_document
 
 DRIFTING = ("layer_output", "logits", "lk_loss")
