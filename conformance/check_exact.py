@@ -288,12 +288,17 @@ def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int
     return worst
 
 
+def residual_law(residual: np.ndarray, formats: dict) -> Running:
+    """The residual law, with a few roundings of the format in which it is computed. [V]."""
+    form = FORMATS["float32" if formats["accumulate"] in ("tensor-core", "tf32") else formats["accumulate"]]
+    slack = 16 * form.unit_roundoff * residual
+    return Running(residual, slack, slack)
+
+
 def one_sample(what: str, actual, p, q, draw, formats: dict) -> dict:
     sample = sampling.speculative_sample(p, q, draw)
     if what == "residual":
-        form = FORMATS["float32" if formats["accumulate"] in ("tensor-core", "tf32") else formats["accumulate"]]
-        slack = 16 * form.unit_roundoff * sample.residual
-        expected = Running(sample.residual, slack, slack)
+        expected = residual_law(sample.residual, formats)
         try:
             return verdict.of_comparison(
                 f"speculative_sample.{what}", compare(what, actual, expected, "storage", formats)
