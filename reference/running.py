@@ -41,9 +41,13 @@ class Running(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, value, sigma=None, linear=None, drift=None):
         self.value = np.asarray(value, np.float64)
-        self.sigma = np.zeros(self.value.shape) if sigma is None else np.broadcast_to(sigma, self.value.shape)
-        self.linear = np.zeros(self.value.shape) if linear is None else np.broadcast_to(linear, self.value.shape)
-        self.drift = None if drift is None else np.broadcast_to(drift, self.value.shape)
+        self.sigma = self._account(0.0 if sigma is None else sigma)
+        self.linear = self._account(0.0 if linear is None else linear)
+        self.drift = None if drift is None else self._account(drift)
+
+    def _account(self, errors) -> np.ndarray:
+        same = np.shape(errors) == self.value.shape
+        return errors if same else np.broadcast_to(errors, self.value.shape)
 
     # Shape, exactly.
     shape = property(lambda self: self.value.shape)
@@ -263,11 +267,13 @@ def _matmul(a, b):
     a, b, now = exact(a), exact(b), CURRENT.get()
     if now.product_input:
         a, b = a.rounded(now.product_input, 0.0), b.rounded(now.product_input, 0.0)
-    size_a, size_b = np.abs(a.value), np.abs(b.value)
+    size_a, size_b, value = np.abs(a.value), np.abs(b.value), a.value @ b.value
+    terms = Terms(a.shape[-1], size_a @ size_b, size_a**2 @ size_b**2, _largest_prefix(a.value, b.value))
+    if not a.linear.any() and not b.linear.any():  # exact factors, as most are in a walk
+        return _reduced(value, terms, 0.0, np.zeros(value.shape), None)
     squares = a.sigma**2 @ size_b**2 + size_a**2 @ b.sigma**2
     carry = lambda e, f: e @ size_b + size_a @ f + e @ f  # noqa: E731
-    terms = Terms(a.shape[-1], size_a @ size_b, size_a**2 @ size_b**2, _largest_prefix(a.value, b.value))
-    return _reduced(a.value @ b.value, terms, _root(squares), *_carried(carry, (a, b)))
+    return _reduced(value, terms, _root(squares), *_carried(carry, (a, b)))
 
 
 def _largest_prefix(a: np.ndarray, b: np.ndarray) -> np.ndarray:
