@@ -35,9 +35,23 @@ class NotOffered(Exception):
 class AdapterError(Exception):
     """The adapter raised, changed its inputs, or returned what cannot be read. ``details`` holds traceback lines."""
 
+    verdict = "error"
+
     def __init__(self, message: str, details: str = ""):
         super().__init__(message)
         self.details = details
+
+
+class AdapterCrash(AdapterError):
+    """The process of the adapter ended during the call."""
+
+    verdict = "crash"
+
+
+class AdapterTimeout(AdapterError):
+    """No answer in the time given; the process has been ended."""
+
+    verdict = "timeout"
 
 
 @dataclass
@@ -164,7 +178,11 @@ def _complete(formats, where: str) -> dict:
 
 
 class Subject:
-    """An adapter under test. ``dump`` is where failing checks save their arrays, or None."""
+    """An adapter under test, in this process. ``dump`` is where failing checks save their arrays, or None."""
+
+    versions = None  # those of this process
+    notes: set = frozenset()
+    problems: list = ()
 
     def __init__(self, adapter, *, dump=None):
         self.adapter, self.dump = adapter, dump
@@ -200,6 +218,9 @@ class Subject:
         running, self._running = self._running, None
         if running is not None and self.offers("stop"):
             self._run("stop")
+
+    def close(self) -> None:
+        self.stop()
 
     def _start(self, config: DraftConfig, choices: Choices, policy: str) -> None:
         wanted = (config, choices, policy)

@@ -6,7 +6,8 @@ from conformance.report import cell, closing, pairs, rank, show, title, worst_ch
 from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
 
 FINDINGS_IN_FULL = 40
-GRAVITY = ("not offered", "deselected", "pass", "undecided", "lost", "fail", "error")
+ENDED = ("error", "timeout", "crash")
+GRAVITY = ("not offered", "deselected", "pass", "undecided", "known deviation", "lost", "fail", *ENDED)
 STEPS = 7
 
 
@@ -26,6 +27,7 @@ def markdown(results: dict) -> str:
         _decision_table(checks),
         _stage_table(checks),
         _not_offered(checks),
+        _known_deviations(checks),
         _findings(results),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -59,17 +61,27 @@ def _overview(results: dict) -> str:
         ("choices that differ from the default", pairs(subject["choices"]) or "none"),
         ("layouts", ", ".join(subject["layouts"])),
         ("offers", ", ".join(subject["offers"]) or "nothing"),
-        ("suite", f"{about['version']}, stages and cases {about['hash']}, protocol {about['protocol']}"),
+        ("suite", f"{about['version']}, content {about['hash']}, protocol {about['protocol']}"),
         ("seed", results["seed"]),
         ("versions", ", ".join(f"{name} {value}" for name, value in results["environment"].items() if value)),
+        ("process of its own", _isolation(results["isolation"])),
         ("narrowed by", ", ".join(narrowed)),
         *((name, counts[name]) for name in counts),
         ("complete", "yes" if results["complete"] else "no"),
         ("elements compared", results["compared"]),
         ("worst error/bound", _worst(results["checks"])),
         *(("problem", problem) for problem in results["problems"]),
+        *(("note", note) for note in results["notes"]),
     ]
     return _table(["", ""], [row for row in rows if row[1] != ""])
+
+
+def _isolation(isolation: dict) -> str:
+    if not isolation["isolated"]:
+        return ""
+    python = f"`{isolation['python']}`, " if isolation["python"] else ""
+    memory = f"{isolation['memory']:g} GiB" if isolation["memory"] else "as much memory as there is"
+    return f"{python}{isolation['timeout']:g} s a call, {memory}"
 
 
 def _worst(checks: list[dict]) -> str:
@@ -127,8 +139,10 @@ def _cell_of(checks: list[dict]) -> str:
     if worst["verdict"] == "undecided":
         width = worst["extra"].get("width")
         return "undecided" if width is None else f"undecided, {cell(width)} wide"
-    if worst["verdict"] in ("error", "lost"):
+    if worst["verdict"] in ("lost", *ENDED):
         return f"**{worst['verdict']}**"
+    if worst["verdict"] == "known deviation":
+        return "known deviation" if worst["ratio"] is None else f"known deviation, {cell(worst['ratio'])}"
     if worst["verdict"] == "fail":
         return f"**{cell(worst['ratio'])}**" if rank(worst["ratio"]) > 1 else "**fail**"
     return cell(worst["ratio"])
@@ -181,6 +195,19 @@ def _not_offered(checks: list[dict]) -> str:
     absent = [check for check in checks if check["verdict"] == "not offered"]
     rows = [[stage, message, len(group)] for (stage, message), group in _grouped(absent, "stage", "message")]
     return _section("Not offered", _table(["stage", "why", "checks"], rows)) if rows else ""
+
+
+def _known_deviations(checks: list[dict]) -> str:
+    rows = []
+    for check in checks:
+        if check["verdict"] == "known deviation":
+            entry = check["extra"]["deviation"]
+            expected = " to ".join(entry["ratio"]) if entry["ratio"] else "-"
+            rows.append([f"`{check['id']}`", entry["kind"], cell(check["ratio"]), expected,
+                         entry["reason"], entry["url"], entry["until"]])  # fmt: skip
+    text = "Faults that the deviations file describes. They are no passes; outside its ranges they count as any other."
+    columns = ["check", "kind", "ratio", "expected", "reason", "url", "until"]
+    return _section("Known deviations", f"{text}\n\n" + _table(columns, rows)) if rows else ""
 
 
 def _findings(results: dict) -> str:

@@ -16,6 +16,7 @@ RECORDER = "draftconf-recorder"
 PROPERTY = "draftconf"
 KIND_OF = {"test_stage": "stage", "test_trace": "trace", "test_end_to_end": "end_to_end"}
 MODULES = ("conformance.test_stages", "conformance.test_trace", "conformance.test_end_to_end")
+FAULTS = ("fail", "error", "crash", "timeout")
 NODE = re.compile(r"::(?:test_stage|test_trace|test_end_to_end)\[(.+\[.+\])\]")
 
 
@@ -26,17 +27,37 @@ def pytest_addoption(parser):
     add("--adapter", default="fast", metavar="NAME", dest="draftconf_adapter", help=what)
     add("--stage", metavar="LIST", dest="draftconf_stage", help="only these stages; commas, globs such as mla_*")
     add("--policy", metavar="LIST", dest="draftconf_policy", help="only these of the adapter's policies; commas")
-    add("--deviations", metavar="FILE", dest="draftconf_deviations", help="known deviations (not supported yet)")
+    add("--deviations", metavar="FILE.toml", dest="draftconf_deviations", help="faults that are known, until a date")
     add("--report", metavar="FILE.md", dest="draftconf_report", help="write the report there")
     add("--results", metavar="FILE.json", dest="draftconf_results", help="write the results there")
     add("--dump", metavar="DIR", dest="draftconf_dump", help="save the arrays of failing checks there, as .npz")
     add("--seed", type=int, default=0, metavar="N", dest="draftconf_seed", help="of the cases; default 0")
+    add("--isolate", action="store_true", default=None, dest="draftconf_isolate",
+        help="run the adapter in a process of its own; the default for all but fast and reference")  # fmt: skip
+    add("--no-isolate", action="store_false", default=None, dest="draftconf_isolate", help="run it in this process")
+    add("--adapter-python", metavar="PATH", dest="draftconf_python",
+        help="interpreter or virtual environment of that process; default this one")  # fmt: skip
+    add("--call-timeout", type=float, metavar="SECONDS", dest="draftconf_timeout",
+        help="that one call may take in that process; default 120")  # fmt: skip
+    add("--memory", type=float, metavar="GIB", dest="draftconf_memory",
+        help="that the process may hold; default 12, 0 for no limit")  # fmt: skip
 
 
 def pytest_configure(config):
-    if config.getoption("draftconf_deviations"):
-        raise pytest.UsageError("--deviations is not supported yet; every fault counts")
-    config.pluginmanager.register(Recorder(config), RECORDER)
+    config.pluginmanager.register(Recorder(config, _deviations(config)), RECORDER)
+
+
+def _deviations(config):
+    """The entries of the file, or None. Read before anything runs, so that a mistake in it costs nothing."""
+    path = config.getoption("draftconf_deviations")
+    if not path:
+        return None
+    from conformance import deviations
+
+    try:
+        return deviations.load(config.invocation_params.dir / path)
+    except ValueError as error:
+        raise pytest.UsageError(f"--deviations {path} {error}") from error
 
 
 def judge(check, request):
@@ -47,20 +68,25 @@ def judge(check, request):
 
     recorder = request.config.pluginmanager.get_plugin(RECORDER)
     outcome, details = recorder.run(check)
+    if recorder.deviations:
+        outcome = recorder.deviations.apply(check.id, outcome)
     request.node.user_properties.append((PROPERTY, json.dumps(outcome, allow_nan=False)))
-    if outcome["verdict"] in ("fail", "error"):
+    if outcome["verdict"] in FAULTS:
         entry = recorder.about(check) | outcome
-        command = repeat_command(entry, recorder.adapter, recorder.seed, request.config.option.pyargs)
+        pyargs, options = request.config.option.pyargs, recorder.limits().options
+        command = repeat_command(entry, recorder.adapter, recorder.seed, pyargs, options)
         pytest.fail(failure(entry, command, details), pytrace=False)
     if outcome["verdict"] == "not offered":
         pytest.skip(outcome["message"] or "not offered")
+    if outcome["verdict"] == "known deviation":
+        pytest.xfail(outcome["extra"]["deviation"]["reason"])
 
 
 class Recorder:
     """One per process. The controller of a distributed run, which collects nothing, is told by its workers."""
 
-    def __init__(self, config):
-        self.config = config
+    def __init__(self, config, deviations=None):
+        self.config, self.deviations = config, deviations
         self.is_worker = hasattr(config, "workerinput")
         self.adapter, self.seed = config.getoption("draftconf_adapter"), config.getoption("draftconf_seed")
         self.collected = False  # whether a file of the suite was
@@ -69,7 +95,7 @@ class Recorder:
         self.selected = {}  # node id -> check id
         self.outcomes = {}  # check id -> outcome
         self.shared = {}  # what a worker tells: plan, subject, environment
-        self.problems = []
+        self.problems, self.notes = [], []
         self.results = None
 
     # -- planning --------------------------------------------------------------------------------------------------
@@ -95,7 +121,14 @@ class Recorder:
 
         dump = self.config.getoption("draftconf_dump")
         dump = self.config.invocation_params.dir / dump if dump else None
-        subject = adapter.Subject(adapter.load(self.adapter), dump=dump)
+        limits = self.limits()
+        if limits.isolated:
+            from conformance.isolation import IsolatedSubject
+
+            subject = IsolatedSubject(self.adapter, limits, dump=dump)
+        else:
+            subject = adapter.Subject(adapter.load(self.adapter), dump=dump)
+        self.subject = subject  # from here on it is closed at the end
         wanted = _names(self.config.getoption("draftconf_policy"))
         for policy in wanted or ():
             if policy not in subject.description.policies:
@@ -103,9 +136,20 @@ class Recorder:
                     f"--policy {policy}: the adapter {self.adapter} offers {', '.join(subject.description.policies)}"
                 )
         plan = list(checks.plan(subject.description, policies=wanted, seed=self.seed))
-        plan = _narrow(plan, _names(self.config.getoption("draftconf_stage")))
-        self.subject = subject
-        return plan
+        if self.deviations:
+            whole = checks.plan(subject.description, seed=self.seed) if wanted else plan
+            self.problems += self.deviations.unmatched(check.id for check in whole)
+        return _narrow(plan, _names(self.config.getoption("draftconf_stage")))
+
+    def limits(self):
+        """Where the adapter runs. Raises ValueError for options that do not go together."""
+        from conformance.limits import Limits
+
+        option = self.config.getoption
+        return Limits.of(
+            self.adapter, isolate=option("draftconf_isolate"), python=option("draftconf_python"),
+            timeout=option("draftconf_timeout"), memory=option("draftconf_memory"),
+        )  # fmt: skip
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -164,7 +208,7 @@ class Recorder:
         except adapter.NotOffered as error:
             return self._ended("not offered", str(error)), ""
         except adapter.AdapterError as error:
-            return self._ended("error", str(error)), error.details
+            return self._ended(error.verdict, str(error)), error.details
         except (Exception, SystemExit, pytest.skip.Exception, pytest.fail.Exception) as error:
             return self._ended("error", f"{type(error).__name__} in the suite: {error}"), adapter.frames(error)
 
@@ -181,7 +225,7 @@ class Recorder:
         told = dict(report.user_properties).get(PROPERTY)
         if report.when == "call" and told is not None:
             self.outcomes[check] = json.loads(told)
-        if report.failed and self.outcomes.get(check, {}).get("verdict") not in ("fail", "error"):
+        if report.failed and self.outcomes.get(check, {}).get("verdict") not in FAULTS:
             lines = [line for line in report.longreprtext.splitlines() if line.strip()]
             self.outcomes[check] = self._ended("error", lines[-1].strip() if lines else f"{report.when} failed")
         if report.failed and report.when == "teardown":
@@ -201,27 +245,28 @@ class Recorder:
         return finished
 
     def _stop(self):
-        from_adapter = () if self.subject is None else (self._stop_subject(),)
-        self.problems += [problem for problem in from_adapter if problem]
-
-    def _stop_subject(self) -> str:
+        if self.subject is None:
+            return
         from conformance.adapter import AdapterError, NotOffered
 
         try:
-            self.subject.stop()
+            self.subject.close()
         except (AdapterError, NotOffered) as error:
-            return str(error)
-        return ""
+            self.problems.append(str(error))
+        self.problems += self.subject.problems
+        self.notes += self.subject.notes
 
     def _share(self) -> dict:
-        shared = {"collected": self.collected, "usage_error": self.usage_error, "problems": self.problems}
+        shared = {"collected": self.collected, "usage_error": self.usage_error}
+        shared |= {"problems": self.problems, "notes": self.notes}
         if self.plan is not None:
             from conformance.results import environment
 
             shared |= {
                 "plan": [self.about(check) for check in self.plan],
                 "subject": self.subject.about(),
-                "environment": environment(),
+                "environment": environment(self.subject),
+                "isolation": self.limits().to_dict(),
             }
         return shared
 
@@ -231,6 +276,7 @@ class Recorder:
         self.collected |= told.get("collected", False)
         self.usage_error = self.usage_error or told.get("usage_error", "")
         self.problems += told.get("problems", [])
+        self.notes += told.get("notes", [])
         torch = self.shared.get("environment", {}).get("torch")
         self.shared |= told
         if torch and self.shared.get("environment"):  # one worker may have had no check that imports it
@@ -262,6 +308,9 @@ class Recorder:
                 "pyargs": self.config.option.pyargs,
             },
             problems=sorted(set(self.problems)),
+            notes=sorted(set(self.notes)),
+            isolation=told["isolation"],
+            deviations=self.deviations,
         )
         for option, write in (("draftconf_results", report.write_json), ("draftconf_report", report.write_markdown)):
             path = self.config.getoption(option)

@@ -4,14 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from conformance.results import (
-    FAULTS,
-    STATUSES,
-    label,
-    measure,
-    number,
-    suite,
-)
+from conformance.deviations import VERDICT as DEVIATES
+from conformance.results import FAULTS, STATUSES, label, measure, number, suite
 
 # -- terminal --------------------------------------------------------------------------------------------------------
 
@@ -45,7 +39,7 @@ def summary(results: dict) -> list[str]:
     lost = [check["id"] for check in results["checks"] if check["verdict"] == "lost"]
     if lost:
         lines.append(f"no result came back for {', '.join(lost[:10])}{' and others' if len(lost) > 10 else ''}")
-    return lines + results["problems"]
+    return lines + results["problems"] + [f"note: {note}" for note in results["notes"]]
 
 
 def counts_line(results: dict) -> str:
@@ -66,7 +60,8 @@ def closing(results: dict) -> str:
     if results["verdict"] == "checks lost":
         lost = f"{counts['lost']} of {counts['planned']} checks gave no result"
         return f"{lost}, so there is no verdict on {subject['name']}."
-    rest = [f"{counts[status]} {status}" for status in ("undecided", "not offered") if counts[status]]
+    others = ("undecided", "known deviations", "not offered")
+    rest = [f"{counts[status]} {status}" for status in others if counts[status]]
     listed = ", ".join([f"{counts['passed']} passed", *rest])
     return f"No fault found: {listed}{'' if results['complete'] else '; this is only a part of the plan'}."
 
@@ -96,7 +91,8 @@ def failure(check: dict, command: str, details: str = "") -> str:
 
 
 def worst_check(checks: list[dict]) -> dict | None:
-    measured = [check for check in checks if check["ratio"] is not None and check["verdict"] in ("pass", *FAULTS)]
+    judged = [check for check in checks if check["verdict"] in ("pass", DEVIATES, *FAULTS)]
+    measured = [check for check in judged if check["ratio"] is not None]
     return max(measured, key=lambda check: rank(check["ratio"]), default=None)
 
 

@@ -23,16 +23,22 @@ STATUSES = {
     "undecided": "undecided",
     "not offered": "not offered",
     "error": "errors",
+    "crash": "crashes",
+    "timeout": "timeouts",
+    "known deviation": "known deviations",
     "lost": "lost",
     "deselected": "deselected",
 }
-FAULTS = ("fail", "error")
+FAULTS = ("fail", "error", "crash", "timeout")
+EXECUTED = ("pass", "undecided", "known deviation", *FAULTS)
+DECIDING = ("stages", "cases", "checks", "check_*", "compare", "trace", "outcome")  # modules that a verdict hangs on
 ABOUT = ("id", "kind", "stage", "quantity", "aspect", "case", "layout", "policy", "order")
 EMPTY = {
     "verdict": "lost", "ratio": None, "steps": [], "worst": None, "bias": None, "compared": 0, "decisions": None,
     "first_step": None, "message": "",
 }  # fmt: skip
 DECISIONS = ("total", "flipped", "legal", "illegal")
+IN_PROCESS = {"isolated": False, "python": None, "timeout": None, "memory": None, "options": ""}
 
 
 def plain(value):
@@ -62,7 +68,7 @@ def clean(outcome: dict, check: dict) -> dict:
     known = EMPTY | {"verdict": None} | {key: value for key, value in outcome.items() if key in EMPTY}
     cleaned = known | {"extra": {key: value for key, value in outcome.items() if key not in EMPTY}}
     validate_check(check | cleaned)
-    if cleaned["verdict"] in ("lost", "deselected"):
+    if cleaned["verdict"] in ("lost", "deselected", "known deviation"):
         raise ValueError(f"outcome.verdict is {cleaned['verdict']!r}, which is not for a check to say")
     return cleaned
 
@@ -72,43 +78,67 @@ def about(check) -> dict:
     return {key: plain(getattr(check, key)) for key in ABOUT}
 
 
-def environment() -> dict:
-    """Versions that can change a result. torch only if something has imported it."""
+def environment(subject=None) -> dict:
+    """Versions that can change a result. torch only if something has imported it.
+
+    Of an adapter in a process of its own they are the versions there; where the suite's differ, they stand beside them.
+    """
+    own = {"python": platform.python_version(), "numpy": version("numpy"), "torch": torch_version()}
+    there = getattr(subject, "versions", None)
+    if there is None:
+        return own
+    return there | {f"suite's {name}": own[name] for name in ("python", "numpy") if own[name] != there[name]}
+
+
+def torch_version() -> str | None:
     try:
-        torch = version("torch") if "torch" in sys.modules else None
+        return version("torch") if "torch" in sys.modules else None
     except PackageNotFoundError:
-        torch = "unknown"
-    return {"python": platform.python_version(), "numpy": version("numpy"), "torch": torch}
+        return "unknown"
 
 
 def suite() -> dict:
-    """Version of the suite, and a hash of the stage table and the cases."""
+    """Version of the suite, and a hash of all that decides a verdict: stages, cases, checks and the oracle."""
     from conformance.adapter import PROTOCOL
 
+    return {"version": conformance.__version__, "hash": content_hash(Path(__file__).parents[1]), "protocol": PROTOCOL}
+
+
+@cache
+def content_hash(root: Path) -> str:
+    sources = [path for name in DECIDING for path in sorted((root / "conformance").glob(f"{name}.py"))]
     digest = hashlib.sha256()
-    for name in ("stages.py", "cases.py"):
-        source = Path(__file__).with_name(name)
-        digest.update(source.read_bytes().replace(b"\r\n", b"\n") if source.exists() else b"")
-    return {"version": conformance.__version__, "hash": digest.hexdigest()[:12], "protocol": PROTOCOL}
+    for source in [*sources, *sorted((root / "reference").glob("*.py"))]:
+        text = source.read_bytes().replace(b"\r\n", b"\n")
+        digest.update(f"{source.parent.name}/{source.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12]
 
 
-def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False) -> str:
-    """A shell command that runs just this check, in a checkout or, with ``pyargs``, where the suite is installed."""
+def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False, options: str = "") -> str:
+    """A shell command that runs just this check, in a checkout or, with ``pyargs``, where the suite is installed.
+
+    ``options`` are those of the run that bear on the verdict, as they were given.
+    """
     test = KINDS[check["kind"]]
     if pyargs:
         test = test.replace(".py", "").replace("/", ".")
     node = shlex.quote(f"{test}[{check['id']}]")
-    return f"pytest {'--pyargs ' if pyargs else ''}{node} --adapter {shlex.quote(adapter)} --seed {seed}"
+    command = f"pytest {'--pyargs ' if pyargs else ''}{node} --adapter {shlex.quote(adapter)} --seed {seed}"
+    return f"{command} {options}".strip()
 
 
 def repeat(check: dict, results: dict) -> str:
     """The same, the way that this run was started."""
-    return repeat_command(check, results["subject"]["adapter"], results["seed"], results["selection"]["pyargs"])
+    pyargs, options = results["selection"]["pyargs"], results["isolation"]["options"]
+    return repeat_command(check, results["subject"]["adapter"], results["seed"], pyargs, options)
 
 
 def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter: str, seed: int, env: dict,
-          selection: dict, problems=()) -> dict:  # fmt: skip
-    """The results of a run. ``plan`` holds ``about`` of every planned check, ``outcomes`` what came back, by id."""
+          selection: dict, problems=(), notes=(), isolation=None, deviations=None) -> dict:  # fmt: skip
+    """The results of a run. ``plan`` holds ``about`` of every planned check, ``outcomes`` what came back, by id.
+
+    ``isolation`` is what conformance.limits.Limits says of itself; ``deviations`` judges the entries of a file.
+    """
     checks = []
     for entry in plan:
         default = "lost" if entry["id"] in selected else "deselected"
@@ -123,10 +153,12 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
         "environment": env,
         "seed": seed,
         "selection": {**selection, "selected": len(selected)},
+        "isolation": isolation or IN_PROCESS,
         "counts": _counts(checks),
         "compared": sum(check["compared"] for check in checks),
         "decisions": sum_decisions(checks),
-        "problems": list(problems),
+        "problems": [*problems, *(deviations.faults(checks) if deviations else ())],
+        "notes": list(notes),
         "checks": checks,
     }
     results["complete"] = _complete(results)
@@ -138,7 +170,7 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
 
 def _counts(checks: list[dict]) -> dict:
     counts = {status: sum(check["verdict"] == verdict for check in checks) for verdict, status in STATUSES.items()}
-    executed = sum(counts[status] for status in ("passed", "failed", "undecided", "errors"))
+    executed = sum(counts[STATUSES[verdict]] for verdict in EXECUTED)
     return {"planned": len(checks), "executed": executed} | counts
 
 
@@ -155,7 +187,7 @@ def _complete(results: dict) -> bool:
 
 def _verdict(results: dict) -> str:
     counts = results["counts"]
-    if counts["failed"] or counts["errors"] or results["problems"]:
+    if any(counts[STATUSES[verdict]] for verdict in FAULTS) or results["problems"]:
         return "fault found"
     if counts["lost"]:
         return "checks lost"
@@ -212,7 +244,7 @@ def label(check: dict) -> str:
 def measure(check: dict) -> str:
     """How wrong it is: the error over its bound, and what the walk adds to that; else the message."""
     ratio = number(check["ratio"])
-    if check["verdict"] == "error" or ratio is None or ratio <= 1 or not math.isfinite(ratio):
+    if check["verdict"] in ("error", "crash", "timeout") or ratio is None or ratio <= 1 or not math.isfinite(ratio):
         return check["message"].rstrip(".") or f"{check['verdict']}, ratio {ratio}"
     blamed = check["message"].partition("; ")[2]
     return f"error {ratio:.3g} x its bound" + (f"; {blamed}" if blamed else "")

@@ -114,7 +114,7 @@ def test_counts_and_completeness():
     got = build(entries, selected={entry["id"] for entry, _ in entries[:4]})
     assert got["counts"] == {
         "planned": 5, "executed": 2, "passed": 1, "failed": 0, "undecided": 1, "not offered": 1, "errors": 0,
-        "lost": 1, "deselected": 1,
+        "crashes": 0, "timeouts": 0, "known deviations": 0, "lost": 1, "deselected": 1,
     }  # fmt: skip
     assert (got["verdict"], got["complete"]) == ("checks lost", False)
     assert build(entries[:3])["complete"] is True
