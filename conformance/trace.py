@@ -21,6 +21,8 @@ from reference.running import Running, exact, lifted
 from reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
 
 DECISION_STAGES = ("experts", "tokens")
+RESIDUAL_SUMS = ("attn_output", "layer_output")
+NEARLY_ALL = 0.9  # of a difference's square: then it is a multiple of a contribution; only a choice of words
 INTERNAL_STAGES = ("target_log_probs", "step_loss", "expert_weighted")  # values that no implementation hands over
 
 
@@ -232,7 +234,18 @@ class Walker:
         residual = self.clean(actual) - self.total(key, parts).value
         explained = {consumer: _explained(residual, exact(d).value) for consumer, d in parts}
         likely = max(explained, key=explained.get)
+        if explained[likely] < NEARLY_ALL:
+            return self.without_direction(key, parts)
         return likely, f"most of the difference lies along the contribution of {_name(likely)}"
+
+    def without_direction(self, key: Key, parts: list) -> tuple[Key, str]:
+        """A difference that no contribution explains: of a parameter no single step; else not a residual's sum, which
+        hands its cotangent on as it is and can only lose it.
+        """
+        if not isinstance(key, tuple):
+            return (0, parts[0][0][1]), "no single step explains the difference"
+        others = [consumer for consumer, _ in parts if consumer[1] not in RESIDUAL_SUMS] or [parts[0][0]]
+        return others[0], f"{_name(others[0])} is the first consumer that could have made the difference"
 
     def judge_parameters(self, incoming: dict, grads: dict) -> None:
         totals = {key: self.total(key, parts) for key, parts in incoming.items() if isinstance(key, str)}

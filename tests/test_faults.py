@@ -91,7 +91,7 @@ FAULTS = [
     (moe, "route", bias_in_the_routing_weights, "mtp", 1, "route"),
     (moe, "fake_quantize", ceil_scales, "mtp", 1, "mx_input"),
     (moe, "mx_hidden", straight_through_zeroed, "mtp", 7, "mx_hidden"),
-    (unroll, "total_loss", step_weights_decay, "eagle3", 1, "lk_loss"),
+    (unroll, "total_loss", step_weights_decay, "eagle3", None, "total_loss"),
     (unroll, "step_inputs", mask_not_shifted, "eagle3", 2, "lk_loss"),
     (unroll, "recycle", feature_detached, "mtp", 7, "draft_input.hnorm"),
     (fusion, "rms_norm", epsilon_1e_6, "eagle3", 1, "draft_input.enorm"),
