@@ -1,0 +1,9 @@
+"""Test vectors: the suite's inputs as files for programs in any language, and a verdict on the files they write.
+
+``export`` writes every call that the plan makes, with what the oracle expects and how far off it may be. ``check`` runs
+the same plan on what a program answered. docs/vectors.md describes the files.
+"""
+
+from conformance.vectors.judging import check as check
+from conformance.vectors.strict import MalformedError as MalformedError
+from conformance.vectors.writing import export as export
