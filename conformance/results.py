@@ -38,6 +38,7 @@ EMPTY = {
     "first_step": None, "message": "",
 }  # fmt: skip
 DECISIONS = ("total", "flipped", "legal", "illegal")
+VECTORS = "conformance.vectors check "
 IN_PROCESS = {"isolated": False, "python": None, "timeout": None, "memory": None, "options": ""}
 
 
@@ -119,6 +120,8 @@ def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False, o
 
     ``options`` are those of the run that bear on the verdict, as they were given.
     """
+    if adapter.startswith(VECTORS):  # a program's files, read without pytest
+        return f"python -m {adapter} --check {shlex.quote(check['id'])}"
     test = KINDS[check["kind"]]
     if pyargs:
         test = test.replace(".py", "").replace("/", ".")
@@ -263,6 +266,11 @@ def validate(results: dict) -> None:
     _validate(results, _schema(), _schema()["$defs"], "results")
 
 
+def validate_against(value, schema: dict, where: str) -> None:
+    """The same for another schema that uses no more than that part."""
+    _validate(value, schema, schema["$defs"], where)
+
+
 def validate_check(check: dict) -> None:
     """The same for one entry of ``checks``."""
     _validate(check, _schema()["properties"]["checks"]["items"], _schema()["$defs"], "outcome")
@@ -277,7 +285,7 @@ def _validate(value, schema: dict, definitions: dict, where: str) -> None:
     if "$ref" in schema:
         _validate(value, definitions[schema["$ref"].rpartition("/")[2]], definitions, where)
     if "anyOf" in schema and not any(_fits(value, option, definitions) for option in schema["anyOf"]):
-        raise ValueError(f"{where} is {value!r}, which fits no alternative of results.schema.json")
+        raise ValueError(f"{where} is {value!r}, which fits no alternative of its schema")
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if allowed is not None and value not in allowed:
         raise ValueError(f"{where} is {value!r}; wanted one of {allowed}")
@@ -302,7 +310,7 @@ def _check_object(value: dict, schema: dict, definitions: dict, where: str) -> N
     if missing:
         raise ValueError(f"{where} has no {missing[0]}")
     if unknown and schema.get("additionalProperties") is False:
-        raise ValueError(f"{where} has {unknown[0]}, which results.schema.json does not know")
+        raise ValueError(f"{where} has {unknown[0]}, which its schema does not know")
     for name, item in value.items():
         if name in schema.get("properties", {}):
             _validate(item, schema["properties"][name], definitions, f"{where}.{name}")

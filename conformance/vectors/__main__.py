@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from conformance import report
-from conformance.results import faults
+from conformance.results import faults, repeat
 from conformance.vectors import check, export
 from conformance.vectors.strict import load_json
 from conformance.vectors.writing import DEFAULT
@@ -64,7 +64,7 @@ def _check(options) -> int:
             write(found, path)
     shown = faults(found) if options.check else []
     for entry in shown:
-        print(report.failure(entry, found["first_fault"]["repeat"]))
+        print(report.failure(entry, repeat(entry, found)))
     print("\n".join([*report.summary(found), report.closing(found)]))
     return 0 if found["verdict"] == "no fault found" else 1
 

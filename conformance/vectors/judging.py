@@ -15,8 +15,6 @@ DESCRIBE = "describe.json"
 DESCRIBE_LIMIT = 2**20
 #: What a program may say of itself. The rest was settled when the vectors were exported.
 OWN = ("name", "version", "url", "formats", "policies", "mx_silent", "quantized")
-MODULE = "conformance.vectors"
-NAMED = {"f": "float", "i": "integer", "u": "integer", "b": "boolean"}
 
 
 def check(vectors, answers, *, stages=None, ids=None) -> dict:
@@ -28,8 +26,7 @@ def check(vectors, answers, *, stages=None, ids=None) -> dict:
     root, answered = directory(vectors, "the directory of vectors"), directory(answers, "the directory of results")
     said = manifest.read(root)
     description = _described(said, answered)
-    plan = _plan(said, description)
-    asked = record(_plan(said, description), description)
+    plan, asked = _planned(said, description)
     _same_inputs(root, said, asked)
     subject = FromFiles(description, asked, _read_answers(answered, said, asked))
     chosen = {check.id for check in narrowed(plan, stages)}
@@ -44,7 +41,7 @@ def check(vectors, answers, *, stages=None, ids=None) -> dict:
         outcomes=outcomes,
         selected=chosen,
         subject=subject.about(),
-        adapter=shlex.join([MODULE, "check", str(vectors), str(answers)]),
+        adapter=results.VECTORS + shlex.join([str(vectors), str(answers)]),
         seed=said["seed"],
         env=results.environment(),
         selection={"stage": ",".join(stages) if stages else None, "policy": None, "pyargs": False},
@@ -124,10 +121,11 @@ def _described(said: dict, answered: Path) -> Description:
     return description
 
 
-def _plan(said: dict, description: Description) -> list:
-    """Made anew each time: checks keep what a subject told them."""
+def _planned(said: dict, description: Description) -> tuple[list, list[Vector]]:
+    """The checks, and what they ask for; from two plans, for a check keeps what a subject told it."""
+    make = lambda: narrowed(checks.plan(description, seed=said["seed"]), said["stages"])  # noqa: E731
     try:
-        return narrowed(checks.plan(description, seed=said["seed"]), said["stages"])
+        return make(), record(make(), description)
     except (ValueError, TypeError) as error:
         raise MalformedError(f"{manifest.NAME}: {error}") from None
 
@@ -176,6 +174,6 @@ def _refuse_misfits(path: str, entry: dict, arrays: dict[str, np.ndarray]) -> No
         x = arrays.get(wanted["name"])
         if x is None and wanted["required"]:
             raise MalformedError(f"{path} has no array {shown(wanted['name'])}")
-        if x is not None and NAMED[x.dtype.kind] != wanted["kind"]:
+        if x is not None and manifest.KINDS[x.dtype.kind] != wanted["kind"]:
             kind = f"dtype {tensors.dtype_name(x)}; wanted {wanted['kind']}"
             raise MalformedError(f"{path}: array {shown(wanted['name'])} has {kind}")

@@ -18,6 +18,7 @@ from reference.config import parameter_shapes
 NAME = "manifest.json"
 LIMIT = 32 * 2**20
 FILE_LIMIT = 512 * 2**20
+POLICIES = 16
 KINDS = {"f": "float", "i": "integer", "u": "integer", "b": "boolean"}
 OPTIONAL_OUTPUTS = {"unroll": ("step_losses", "slot_losses")}
 PATH = re.compile(r"(inputs|parameters|expected)(/[A-Za-z0-9._-]+){1,2}\.safetensors")
@@ -106,15 +107,17 @@ def schema() -> dict:
 
 def validate(manifest) -> None:
     try:
-        results._validate(manifest, schema(), schema()["$defs"], NAME)
+        results.validate_against(manifest, schema(), NAME)
     except ValueError as error:
-        raise MalformedError(str(error).replace("results.schema", "manifest.schema")) from None
+        raise MalformedError(str(error)) from None
 
 
 def loads(data: bytes) -> dict:
     """A manifest whose every path stays where paths may lead. Raises MalformedError."""
     manifest = load_json(data, NAME)
     validate(manifest)
+    if manifest["seed"] < 0:
+        raise MalformedError(f"{NAME} has seed {shown(manifest['seed'])}; wanted at least 0")
     paths = [file["path"] for file in manifest["files"]]
     for path in paths:
         if not PATH.fullmatch(path) or ".." in path:
@@ -140,7 +143,10 @@ def read(root: Path) -> dict:
 def described(manifest: dict) -> Description:
     """The description that the vectors were exported for."""
     try:
-        return Description.from_dict(manifest["description"])
+        description = Description.from_dict(manifest["description"])
+        if len(description.policies) > POLICIES:
+            raise ValueError(f"{len(description.policies)} policies; at most {POLICIES} are read")
+        return description
     except (ValueError, TypeError) as error:
         raise MalformedError(f"{NAME}: {error}") from None
 
