@@ -2,12 +2,15 @@
 
 import os
 import shlex
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 IN_PROCESS = ("fast", "reference")  # built-in adapters that get a process of their own only on request
 TIMEOUT, MEMORY = 120.0, 12.0
+NEEDED = "import sys, numpy; assert sys.version_info >= (3, 11), 'Python 3.11 or newer is needed'; print('fit')"
 
 
 @dataclass(frozen=True)
@@ -55,4 +58,20 @@ class Limits:
         path = path / "bin" / "python" if path.is_dir() else path
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ValueError(f"--adapter-python {self.python}: there is no interpreter {path}")
-        return str(path.absolute())  # a virtual environment's is a link, and works by the name of that link
+        why = _unfit(str(path.absolute()))  # a virtual environment's is a link, and works by the name of that link
+        if why:
+            raise ValueError(f"--adapter-python {self.python}: {why}")
+        return str(path.absolute())
+
+
+@cache
+def _unfit(python: str) -> str:
+    """Why this interpreter cannot serve an adapter; empty if it can."""
+    try:
+        asked = subprocess.run([python, "-c", NEEDED], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{python} does not start: {error}"
+    if asked.stdout.strip() == "fit":
+        return ""
+    said = [line for line in asked.stderr.splitlines() if line.strip()]
+    return f"{python} does not serve: {said[-1] if said else f'it ended with exit code {asked.returncode}'}"

@@ -110,7 +110,7 @@ def _torch_state(torch) -> dict:
         "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_anomaly_enabled",
         "is_autocast_enabled",
     )  # fmt: skip
-    state = {f"torch.{name}": str(getattr(torch, name)()) for name in getters if hasattr(torch, name)}
+    state = {f"torch.{name}()": str(getattr(torch, name)()) for name in getters if hasattr(torch, name)}
     for owner, members in (("torch", torch), ("torch.nn.functional", torch.nn.functional), ("Tensor", torch.Tensor)):
         public = vars(members).items()
         state |= {f"{owner}.{name}": value for name, value in public if name[0] != "_" and callable(value)}
@@ -119,7 +119,7 @@ def _torch_state(torch) -> dict:
 
 def changed(before: dict, after: dict) -> list[str]:
     """Names of what was there before and is not the same now. What is new, such as a late import, is no change."""
-    return sorted(name for name, value in before.items() if not _same(value, after.get(name)))
+    return [name for name, value in before.items() if not _same(value, after.get(name))]
 
 
 def _same(a, b) -> bool:

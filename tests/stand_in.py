@@ -99,6 +99,17 @@ class Dies(Good):
     def route(self, inputs, *, cotangents=None, forced=None):
         import os
         os._exit(9)
+
+class Hangs(Good):
+    def route(self, inputs, *, cotangents=None, forced=None):
+        import time
+        time.sleep(300)
+
+class Wanders(Good):
+    def route(self, inputs, *, cotangents=None, forced=None):
+        import os
+        os.chdir("/")
+        return self.attention(inputs)
 """
 
 LOSE_ONE = """
