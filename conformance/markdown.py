@@ -6,19 +6,21 @@ from conformance.report import cell, closing, pairs, rank, show, title, worst_ch
 from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
 
 FINDINGS_IN_FULL = 40
+CHANGES_LISTED = 200
 ENDED = ("error", "timeout", "crash")
 GRAVITY = ("not offered", "deselected", "pass", "undecided", "known deviation", "lost", "fail", *ENDED)
 STEPS = 7
 
 
-def markdown(results: dict) -> str:
-    """The same text for the same results: no dates, no durations."""
+def markdown(results: dict, changes: dict | None = None) -> str:
+    """The same text for the same results: no dates, no durations. ``changes`` are those since an earlier run."""
     subject = results["subject"]
     checks = _placed(results["checks"], subject)
     parts = [
         f"# Conformance report: {title(subject)}",
         f"**{_verdict_line(results)}**",
         _overview(results),
+        _changes(changes),
         "Numbers are error over bound: at most 1 conforms, more is **bold**, `-` was not measured. Each is the worst "
         "over the cases and elements of its row.",
         *_walk_tables(checks),
@@ -47,9 +49,9 @@ def _by_place(checks: list[dict]) -> list[dict]:
 def _verdict_line(results: dict) -> str:
     first = results["first_fault"]
     if first is None:
-        return _escape(closing(results))
+        return escape(closing(results))
     check = next(check for check in results["checks"] if check["id"] == first["id"])
-    return _escape(f"Fault found. First fault: {blame(check)}.")
+    return escape(f"Fault found. First fault: {blame(check)}.")
 
 
 def _overview(results: dict) -> str:
@@ -73,7 +75,24 @@ def _overview(results: dict) -> str:
         *(("problem", problem) for problem in results["problems"]),
         *(("note", note) for note in results["notes"]),
     ]
-    return _table(["", ""], [row for row in rows if row[1] != ""])
+    return table(["", ""], [row for row in rows if row[1] != ""])
+
+
+def _changes(changes: dict | None) -> str:
+    """What an earlier run had otherwise."""
+    if changes is None:
+        return ""
+    from conformance.changes import counted, sections
+
+    parts = [
+        f"{counted(changes)[0].upper()}{counted(changes)[1:]}.",
+        *(f"- {escape(note)}" for note in changes["notes"]),
+    ]
+    for head, entries in sections(changes):
+        listed = [f"- {escape(entry)}" for entry in entries[:CHANGES_LISTED]]
+        more = [f"- and {len(entries) - CHANGES_LISTED} more"] * (len(entries) > CHANGES_LISTED)
+        parts += [f"\n### {head}: {len(entries)}\n", *listed, *more]
+    return _section("Since the earlier run", "\n".join(parts))
 
 
 def _isolation(isolation: dict) -> str:
@@ -102,7 +121,7 @@ def _walk_table(checks: list[dict]) -> str:
     for (stage, quantity), group in _grouped(checks, "stage", "quantity"):
         ratios = [[check["steps"][k] for check in group if k < len(check["steps"])] for k in range(steps)]
         rows.append([stage, quantity, *map(_bold_above_one, ratios), _bias(group), _status(group)])
-    return _table(["stage", "quantity", *(f"step {k + 1}" for k in range(steps)), "bias z", "checks"], rows)
+    return table(["stage", "quantity", *(f"step {k + 1}" for k in range(steps)), "bias z", "checks"], rows)
 
 
 def _bold_above_one(ratios: list) -> str:
@@ -128,7 +147,7 @@ def _matrix(checks: list[dict], row: str, columns: tuple) -> str:
     for (name,), group in _grouped(checks, row):
         cells = (_cell_of([check for check in group if tuple(check[c] for c in columns) == key]) for key in across)
         lines.append([name, *cells])
-    return _table([row, *map(" ".join, across)], lines) if lines else ""
+    return table([row, *map(" ".join, across)], lines) if lines else ""
 
 
 def _cell_of(checks: list[dict]) -> str:
@@ -178,7 +197,7 @@ def _decision_table(checks: list[dict]) -> str:
     text = (
         "A decision (expert, MX code, mask) that differs from the oracle's is flipped; legal if its margin allows that."
     )
-    return _section("Decisions", f"{text}\n\n" + _table(["policy", "stage", *DECISIONS], rows)) if rows else ""
+    return _section("Decisions", f"{text}\n\n" + table(["policy", "stage", *DECISIONS], rows)) if rows else ""
 
 
 def _stage_table(checks: list[dict]) -> str:
@@ -188,13 +207,13 @@ def _stage_table(checks: list[dict]) -> str:
     for (stage, quantity), group in _grouped(checks, "stage", "quantity"):
         cells = [_cell_of([check for check in group if check["policy"] == policy]) for policy in policies]
         rows.append([stage, quantity, *cells, _bias(group), _status(group)])
-    return _section("Stages", _table(["stage", "quantity", *policies, "bias z", "checks"], rows)) if rows else ""
+    return _section("Stages", table(["stage", "quantity", *policies, "bias z", "checks"], rows)) if rows else ""
 
 
 def _not_offered(checks: list[dict]) -> str:
     absent = [check for check in checks if check["verdict"] == "not offered"]
     rows = [[stage, message, len(group)] for (stage, message), group in _grouped(absent, "stage", "message")]
-    return _section("Not offered", _table(["stage", "why", "checks"], rows)) if rows else ""
+    return _section("Not offered", table(["stage", "why", "checks"], rows)) if rows else ""
 
 
 def _known_deviations(checks: list[dict]) -> str:
@@ -207,7 +226,7 @@ def _known_deviations(checks: list[dict]) -> str:
                          entry["reason"], entry["url"], entry["until"]])  # fmt: skip
     text = "Faults that the deviations file describes. They are no passes; outside its ranges they count as any other."
     columns = ["check", "kind", "ratio", "expected", "reason", "url", "until"]
-    return _section("Known deviations", f"{text}\n\n" + _table(columns, rows)) if rows else ""
+    return _section("Known deviations", f"{text}\n\n" + table(columns, rows)) if rows else ""
 
 
 def _findings(results: dict) -> str:
@@ -215,13 +234,13 @@ def _findings(results: dict) -> str:
     if not found:
         return ""
     full = [_finding(check, repeat(check, results)) for check in found[:FINDINGS_IN_FULL]]
-    rest = [f"- `{check['id']}`: {_escape(measure(check))}" for check in found[FINDINGS_IN_FULL:]]
+    rest = [f"- `{check['id']}`: {escape(measure(check))}" for check in found[FINDINGS_IN_FULL:]]
     note = "In data order; the first is the one to look at."
     return "\n\n".join(["## Findings", note, *full, "\n".join(rest)]).rstrip()
 
 
 def _finding(check: dict, command: str) -> str:
-    lines = [f"### {_escape(blame(check))}", "", _escape(check["message"]), "", f"- check: `{check['id']}`"]
+    lines = [f"### {escape(blame(check))}", "", escape(check["message"]), "", f"- check: `{check['id']}`"]
     lines += [f"- {key}: {show(value)}" for key, value in (check["worst"] or {}).items() if value is not None]
     if check["bias"] is not None:
         lines.append(f"- signed bias: z = {cell(check['bias'])}")
@@ -236,10 +255,10 @@ def _grouped(checks: list[dict], *keys: str):
     return list(groups.items())
 
 
-def _table(columns: list[str], rows: list) -> str:
+def table(columns: list[str], rows: list) -> str:
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_escape(str(item)) for item in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(escape(str(item)) for item in line) + " |" for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")

@@ -8,9 +8,11 @@ and the adapter are imported only once a file of ``conformance/`` has been colle
 import json
 import re
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import pytest
+
+from conformance import options
+from conformance.terminal import Terminal
 
 RECORDER = "draftconf-recorder"
 PROPERTY = "draftconf"
@@ -21,35 +23,34 @@ NODE = re.compile(r"::(?:test_stage|test_trace|test_end_to_end)\[(.+\[.+\])\]")
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("draftconf", "conformance of a draft step")
-    add = group.addoption
-    what = "implementation under test: built-in name, package.module:attribute, or path/to/file.py:attribute"
-    add("--adapter", default="fast", metavar="NAME", dest="draftconf_adapter", help=what)
-    add("--stage", metavar="LIST", dest="draftconf_stage", help="only these stages; commas, globs such as mla_*")
-    add("--policy", metavar="LIST", dest="draftconf_policy", help="only these of the adapter's policies; commas")
-    add("--deviations", metavar="FILE.toml", dest="draftconf_deviations", help="faults that are known, until a date")
-    add("--report", metavar="FILE.md", dest="draftconf_report", help="write the report there")
-    add("--results", metavar="FILE.json", dest="draftconf_results", help="write the results there")
-    add("--dump", metavar="DIR", dest="draftconf_dump", help="save the arrays of failing checks there, as .npz")
-    add("--seed", type=int, default=0, metavar="N", dest="draftconf_seed", help="of the cases; default 0")
-    add("--isolate", action="store_true", default=None, dest="draftconf_isolate",
-        help="run the adapter in a process of its own; the default for all but fast and reference")  # fmt: skip
-    add("--no-isolate", action="store_false", default=None, dest="draftconf_isolate", help="run it in this process")
-    add("--adapter-python", metavar="PATH", dest="draftconf_python",
-        help="interpreter or virtual environment of that process; default this one")  # fmt: skip
-    add("--call-timeout", type=float, metavar="SECONDS", dest="draftconf_timeout",
-        help="that one call may take in that process; default 120")  # fmt: skip
-    add("--memory", type=float, metavar="GIB", dest="draftconf_memory",
-        help="that the process may hold; default 12, 0 for no limit")  # fmt: skip
+    options.add(parser)
 
 
+@pytest.hookimpl(trylast=True)  # after the terminal reporter has been set up
 def pytest_configure(config):
-    config.pluginmanager.register(Recorder(config, _deviations(config)), RECORDER)
+    recorder = Recorder(config, _deviations(config), _earlier(config))
+    config.pluginmanager.register(recorder, RECORDER)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not recorder.is_worker:
+        config.pluginmanager.register(Terminal(reporter, recorder), f"{RECORDER}-terminal")
+
+
+def _earlier(config):
+    """The results to compare with, or None. Read before anything runs, as the deviations are."""
+    path = options.value(config, "compare")
+    if not path or hasattr(config, "workerinput"):
+        return None
+    from conformance import changes
+
+    try:
+        return changes.read(config.invocation_params.dir / path)
+    except ValueError as error:
+        raise pytest.UsageError(f"--compare {path}: {error}") from error
 
 
 def _deviations(config):
     """The entries of the file, or None. Read before anything runs, so that a mistake in it costs nothing."""
-    path = config.getoption("draftconf_deviations")
+    path = options.value(config, "deviations")
     if not path:
         return None
     from conformance import deviations
@@ -70,7 +71,7 @@ def judge(check, request):
     outcome, details = recorder.run(check)
     if recorder.deviations:
         outcome = recorder.deviations.apply(check.id, outcome)
-    request.node.user_properties.append((PROPERTY, json.dumps(outcome, allow_nan=False)))
+    request.node.user_properties += [(PROPERTY, json.dumps(outcome, allow_nan=False)), *_properties(check, outcome)]
     if outcome["verdict"] in FAULTS:
         entry = recorder.about(check) | outcome
         pyargs, options = request.config.option.pyargs, recorder.limits().options
@@ -82,13 +83,20 @@ def judge(check, request):
         pytest.xfail(outcome["extra"]["deviation"]["reason"])
 
 
+def _properties(check, outcome: dict) -> list[tuple[str, str]]:
+    """What --junit-xml shows of a check. Strings only: others may not survive the way from a worker."""
+    told = {name: getattr(check, name) for name in ("kind", "stage", "quantity", "layout", "policy", "case")}
+    told |= {name: outcome[name] for name in ("verdict", "ratio", "first_step")}
+    return [(name, str(value)) for name, value in told.items() if value is not None]
+
+
 class Recorder:
     """One per process. The controller of a distributed run, which collects nothing, is told by its workers."""
 
-    def __init__(self, config, deviations=None):
-        self.config, self.deviations = config, deviations
+    def __init__(self, config, deviations=None, earlier=None):
+        self.config, self.deviations, self.earlier = config, deviations, earlier
         self.is_worker = hasattr(config, "workerinput")
-        self.adapter, self.seed = config.getoption("draftconf_adapter"), config.getoption("draftconf_seed")
+        self.adapter, self.seed = self.option("adapter"), self.option("seed")
         self.collected = False  # whether a file of the suite was
         self.subject, self.plan = None, None
         self.usage_error, self.usage_error_told = "", False
@@ -96,7 +104,10 @@ class Recorder:
         self.outcomes = {}  # check id -> outcome
         self.shared = {}  # what a worker tells: plan, subject, environment
         self.problems, self.notes = [], []
-        self.results = None
+        self.results, self.changes, self.written = None, None, []
+
+    def option(self, name: str):
+        return options.value(self.config, name)
 
     # -- planning --------------------------------------------------------------------------------------------------
 
@@ -119,7 +130,7 @@ class Recorder:
     def _make_plan(self) -> list:
         from conformance import adapter, checks
 
-        dump = self.config.getoption("draftconf_dump")
+        dump = self.option("dump")
         dump = self.config.invocation_params.dir / dump if dump else None
         limits = self.limits()
         if limits.isolated:
@@ -129,7 +140,7 @@ class Recorder:
         else:
             subject = adapter.Subject(adapter.load(self.adapter), dump=dump)
         self.subject = subject  # from here on it is closed at the end
-        wanted = _names(self.config.getoption("draftconf_policy"))
+        wanted = _names(self.option("policy"))
         for policy in wanted or ():
             if policy not in subject.description.policies:
                 raise ValueError(
@@ -139,16 +150,16 @@ class Recorder:
         if self.deviations:
             whole = checks.plan(subject.description, seed=self.seed) if wanted else plan
             self.problems += self.deviations.unmatched(check.id for check in whole)
-        return _narrow(plan, _names(self.config.getoption("draftconf_stage")))
+        return _narrow(plan, _names(self.option("stage")))
 
     def limits(self):
         """Where the adapter runs. Raises ValueError for options that do not go together."""
         from conformance.limits import Limits
 
-        option = self.config.getoption
+        option = self.option
         return Limits.of(
-            self.adapter, isolate=option("draftconf_isolate"), python=option("draftconf_python"),
-            timeout=option("draftconf_timeout"), memory=option("draftconf_memory"),
+            self.adapter, isolate=option("isolate"), python=option("python"), timeout=option("timeout"),
+            memory=option("memory"),
         )  # fmt: skip
 
     @pytest.hookimpl(trylast=True)
@@ -292,7 +303,7 @@ class Recorder:
         if "plan" not in told:  # collection failed, or no worker lived to tell
             self._fail(session)
             return
-        from conformance import report, results
+        from conformance import changes, outputs, results
 
         self.results = results.build(
             plan=told["plan"],
@@ -303,8 +314,8 @@ class Recorder:
             seed=self.seed,
             env=told["environment"],
             selection={
-                "stage": self.config.getoption("draftconf_stage"),
-                "policy": self.config.getoption("draftconf_policy"),
+                "stage": self.option("stage"),
+                "policy": self.option("policy"),
                 "pyargs": self.config.option.pyargs,
             },
             problems=sorted(set(self.problems)),
@@ -312,10 +323,9 @@ class Recorder:
             isolation=told["isolation"],
             deviations=self.deviations,
         )
-        for option, write in (("draftconf_results", report.write_json), ("draftconf_report", report.write_markdown)):
-            path = self.config.getoption(option)
-            if path:
-                write(self.results, self.config.invocation_params.dir / path)
+        if self.earlier is not None:
+            self.changes = changes.changes(self.earlier, self.results)
+        self.written = outputs.write(self.config, self.results, self.changes)
         if self.results["verdict"] != "no fault found" or self.results["counts"]["lost"]:
             self._fail(session)
 
@@ -338,11 +348,8 @@ class Recorder:
         from conformance import report
 
         terminalreporter.section(f"conformance of {self.adapter}")
-        for line in report.summary(self.results):
+        for line in report.summary(self.results, self.changes) + self.written:
             terminalreporter.write_line(line)
-        for option in ("draftconf_report", "draftconf_results"):
-            if self.config.getoption(option):
-                terminalreporter.write_line(f"written: {Path(self.config.getoption(option))}")
 
     def _close(self):
         """One sentence, after everything else that is printed."""

@@ -26,12 +26,16 @@ def title(subject: dict) -> str:
     return f"{subject['name']} {subject['version']}".rstrip()
 
 
-def summary(results: dict) -> list[str]:
+def summary(results: dict, changes: dict | None = None) -> list[str]:
+    from conformance.changes import counted
+    from conformance.summary import terminal_table
+
     subject, about, environment = results["subject"], results["suite"], results["environment"]
     lines = [
         f"{title(subject)}; suite {about['version']} ({about['hash']}), seed {results['seed']}; "
         + ", ".join(f"{name} {value}" for name, value in environment.items() if value),
         counts_line(results),
+        *terminal_table(results),
     ]
     worst = worst_check(results["checks"])
     if worst:
@@ -39,6 +43,8 @@ def summary(results: dict) -> list[str]:
     lost = [check["id"] for check in results["checks"] if check["verdict"] == "lost"]
     if lost:
         lines.append(f"no result came back for {', '.join(lost[:10])}{' and others' if len(lost) > 10 else ''}")
+    if changes is not None:
+        lines.append(f"since the earlier run: {counted(changes)}")
     return lines + results["problems"] + [f"note: {note}" for note in results["notes"]]
 
 
@@ -120,17 +126,31 @@ def pairs(mapping: dict) -> str:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
+def as_json(value: dict) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def as_markdown(results: dict, changes: dict | None = None) -> str:
+    from conformance.markdown import markdown
+
+    return markdown(results, changes)
+
+
+def as_html(results: dict, changes: dict | None = None) -> str:
+    from conformance.html import html
+
+    return html(results, changes)
+
+
 def write_json(results: dict, path) -> None:
-    _write(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
+    write(path, as_json(results))
 
 
 def write_markdown(results: dict, path) -> None:
-    from conformance.markdown import markdown
-
-    _write(path, markdown(results))
+    write(path, as_markdown(results))
 
 
-def _write(path, text: str) -> None:
+def write(path, text: str) -> None:
     """By renaming, so that a run cut short leaves the old file and never half a new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
