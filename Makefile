@@ -14,19 +14,17 @@ OUT := build
 export OMP_NUM_THREADS ?= 1
 
 -include make/*.mk
-PEER_ADAPTERS ?= nemo_automodel speculators torchao gfloat
+PEER_ADAPTERS ?= nemo_automodel nemo_automodel_backbone speculators torchao gfloat
 NAME := $(basename $(notdir $(ADAPTER)))
 
+# The suite runs in .venv; a public package runs in a process of its own, with the interpreter of its environment.
 ifneq ($(filter $(NAME),$(PEER_ADAPTERS)),)
 ENVIRONMENT := peers
-BIN := .venv-peers/bin
-else
-ENVIRONMENT := $(VENV)/.installed
-BIN := $(VENV)/bin
+ELSEWHERE := --adapter-python .venv-peers
 endif
-RUN := $(BIN)/python -m pytest conformance/ --adapter $(ADAPTER)
+RUN := $(VENV)/bin/python -m pytest conformance/ --adapter $(ADAPTER) $(ELSEWHERE)
 
-conformance: $(ENVIRONMENT)
+conformance: $(VENV)/.installed $(ENVIRONMENT)
 	$(RUN) --report $(OUT)/REPORT-$(NAME).md --results $(OUT)/results-$(NAME).json $(PYTEST_FLAGS)
 
 report: $(VENV)/.installed

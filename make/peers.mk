@@ -1,5 +1,5 @@
 # Public packages under test, in an environment of their own (.venv-peers):
-#   make peers && .venv-peers/bin/python -m pytest conformance/ --adapter nemo_automodel
+#   make peers && pytest conformance/ --adapter nemo_automodel --adapter-python .venv-peers
 PEERS := .venv-peers
 
 .PHONY: peers

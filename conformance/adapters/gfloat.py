@@ -12,8 +12,8 @@ try:
     from gfloat.block import compute_scale_amax, decode_block, encode_block
 except ImportError as error:
     raise ImportError(
-        f"The adapter gfloat needs the package gfloat ({error}). Install it with `make peers` and run from "
-        "`.venv-peers`, or: pip install --no-deps gfloat==0.5.2 array-api-compat==1.16.0"
+        f"The adapter gfloat needs the package gfloat ({error}). Install it with `make peers` and add "
+        "`--adapter-python .venv-peers`, or: pip install --no-deps gfloat==0.5.2 array-api-compat==1.16.0"
     ) from error
 
 BLOCK = 32

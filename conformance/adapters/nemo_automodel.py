@@ -30,8 +30,9 @@ try:
     from nemo_automodel.components.speculative.eagle import core, draft_deepseek, draft_kimi_k3
 except ImportError as error:
     raise ImportError(
-        f"The adapter nemo_automodel needs the package nemo-automodel ({error}). Install it with `make peers` and run "
-        "from `.venv-peers`, or: pip install torch==2.13.0 && pip install --no-deps -r requirements/peers.txt"
+        f"The adapter nemo_automodel needs the package nemo-automodel ({error}). Install it with `make peers` and add "
+        "`--adapter-python .venv-peers`, or: pip install torch==2.13.0 && "
+        "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -15,8 +15,9 @@ try:
     from speculators.losses.eager import neg_log_acceptance_loss
 except ImportError as error:
     raise ImportError(
-        f"The adapter speculators needs the package speculators ({error}). Install it with `make peers` and run from "
-        "`.venv-peers`, or: pip install torch==2.13.0 && pip install --no-deps -r requirements/peers.txt"
+        f"The adapter speculators needs the package speculators ({error}). Install it with `make peers` and add "
+        "`--adapter-python .venv-peers`, or: pip install torch==2.13.0 && "
+        "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

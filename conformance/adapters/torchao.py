@@ -17,8 +17,8 @@ try:
     from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_dtype, to_mx
 except ImportError as error:
     raise ImportError(
-        f"The adapter torchao needs the package torchao ({error}). Install it with `make peers` and run from "
-        "`.venv-peers`, or: pip install torch==2.13.0 torchao==0.18.0"
+        f"The adapter torchao needs the package torchao ({error}). Install it with `make peers` and add "
+        "`--adapter-python .venv-peers`, or: pip install torch==2.13.0 torchao==0.18.0"
     ) from error
 
 BLOCK = 32
