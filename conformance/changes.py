@@ -38,7 +38,8 @@ def read(path) -> dict:
 
 def changes(old: dict, new: dict) -> dict:
     """Every check that another answer came back for, by kind of change; and what may explain it."""
-    before, after = ({c["id"]: c for c in results["checks"]} for results in (old, new))
+    before, after = ({c["id"]: c for c in results["checks"] if c["verdict"] != "deselected"} for results in (old, new))
+    narrowed = any(new["selection"][key] for key in ("stage", "policy")) or new["counts"]["deselected"]
     found = {name: [] for name in HEADINGS}
     for name, check in after.items():
         if name not in before:
@@ -46,7 +47,7 @@ def changes(old: dict, new: dict) -> dict:
         elif kind := kind_of_change(before[name], check):
             found[kind].append({"id": name, "was": told(before[name]), "is": told(check)})
     for name, check in before.items():
-        if name not in after:
+        if name not in after and not narrowed:
             found["removed"].append({"id": name, "was": told(check), "is": None})
     return {"notes": notes(old, new), **found}
 

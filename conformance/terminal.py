@@ -13,25 +13,29 @@ class Terminal:
 
     def __init__(self, reporter, recorder):
         self.reporter, self.recorder = reporter, recorder
-        self.done = self.width = 0
+        self.over, self.done, self.width = False, 0, 0
         self.begun = self.drawn = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self):
         self.begun = time.monotonic()
 
-    @property
     def live(self) -> bool:
         """Whether there is a line of progress: for checks, on a terminal. Colours are pytest's, so NO_COLOR holds."""
-        if not (self.recorder.selected and self.reporter.isatty and self.reporter.verbosity <= 0):
+        if self.over or not (self.recorder.selected and self.reporter.isatty and self.reporter.verbosity <= 0):
             return False
         self.reporter.showfspath = self.reporter._show_progress_info = False
         return True
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid):
+        if nodeid in self.recorder.selected:
+            self.live()  # before pytest names the file
+
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report):
         found = yield
-        return (found[0], "", "") if report.nodeid in self.recorder.selected and self.live else found
+        return (found[0], "", "") if report.nodeid in self.recorder.selected and self.live() else found
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report):
@@ -40,13 +44,14 @@ class Terminal:
             return
         self.done += 1
         now = time.monotonic()
-        if now - self.begun > PATIENCE and now - self.drawn > INTERVAL and self.live:
+        if now - self.begun > PATIENCE and now - self.drawn > INTERVAL and self.live():
             self.drawn = now
             self.draw(progress(check, self.done, len(self.recorder.selected), now - self.begun))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self):
         self.draw("")
+        self.over = True
 
     def draw(self, line: str) -> None:
         """Over the last one."""
