@@ -9,6 +9,7 @@ import conformance
 from conformance.stages import STAGES, Stage
 from reference import mx, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
+from reference.formats import round_to
 from reference.graph import backward, forward
 from reference.layer import EXPERT_WEIGHTS
 
@@ -42,6 +43,7 @@ class Reference:
         return self._quantize(inputs["x"], self.fp8)
 
     def _quantize(self, x, form: str) -> dict:
+        x = round_to(x, "bfloat16") if self.choices.quantize_source == "bfloat16" else x
         return dict(zip(("scales", "codes"), mx.quantize(x, form, self.choices.mx_scale_rule), strict=True))
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None):
