@@ -57,7 +57,7 @@ class Deviation:
     def excuse(self, outcome: dict) -> dict:
         """The outcome as a known deviation."""
         said = {"number": self.number, "id": self.id, "kind": self.kind, "reason": self.reason, "url": self.url}
-        said |= {"ratio": None if self.ratio is None else list(map(str, self.ratio)), "until": self.until.isoformat()}
+        said |= {"ratio": None if self.ratio is None else [f"{end:g}" for end in self.ratio], "until": self.until.isoformat()}
         return outcome | {"verdict": VERDICT, "extra": outcome["extra"] | {"deviation": said}}
 
     def __str__(self) -> str:
