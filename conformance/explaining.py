@@ -1,0 +1,129 @@
+"""``conform explain``: what a check compares, what it hunts, where its bound comes from, and how to repeat it."""
+
+import re
+from dataclasses import dataclass
+
+from conformance.cases import unroll_cases
+from conformance.check_exact import MX_CASES, SILENT
+from conformance.described import find
+from conformance.hunted import hunted
+from conformance.results import repeat_command
+
+ID = re.compile(r"(?P<name>.+)\.(?P<aspect>stage|trace|end|exact)\[(?P<layout>[^-]+)-(?P<policy>.+)-(?P<case>[^-]+)\]")
+CASES = {
+    "tame": "ordinary sizes, two documents, ragged masks, padding poisoned with 1e30",
+    "harsh": "rows of 1e-3 to 1e3 times their size, low-rank projections scaled by 0.01, gates at their caps",
+    "extreme": "one target logit 200 above the rest in every third slot, one draft logit that dominates",
+    "corners": "fewer slots than steps, documents of one slot, padding on the left, saturated and tied router scores",
+    "poisoned": "the tame case with NaN in the padding",
+    "plain": "one document, a ragged mask",
+    "documents": "two documents and padding",
+    "laws": "pairs of laws: ordinary, equal, disjoint, one-hot, sparse; three uniform draws each",
+    "all_codes": "every scale byte with every element code",
+}
+EXACT = "None: the value is exact, so it is compared byte for byte, or number for number."
+BOUNDS = {
+    "stage": "The oracle computes the stage in float64 on numbers that carry their error: store, reduce and propagate "
+    "for the declared formats, from the inputs of the case (docs/bounds.md).",
+    "trace": "The same, on the implementation's own recorded inputs of the step, so no error compounds; the value "
+    "itself may be rounded once to its format. A boundary that is not recorded is composed over, with its error.",
+    "end": "Carried through all seven steps from the inputs, decisions pinned. Inside a bound wider than a tenth of "
+    "the quantity nothing is decided, and the width is reported.",
+    "exact": EXACT,
+}
+SETS = {
+    "gradient_set": "Membership in Clarke's set of gradients, which is the only right answer where q = p.",
+    "frozen": "None: what is frozen must be absent, None or exactly zero.",
+}
+SPECIAL = {
+    "gradient_set": "the gradient of draft_logits, as a member of the set of right ones,",
+    "frozen": "that what is frozen gets no gradient, in a call",
+}
+DECIDED = "A decision must be right wherever its margin exceeds the error of what it was taken from."
+DECISIONS = ("experts", "below", "decision", "tokens", "mx_input", "mx_hidden")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A check id, taken apart."""
+
+    id: str
+    stage: str
+    quantity: str
+    aspect: str
+    layout: str
+    policy: str
+    case: str
+
+    @property
+    def kind(self) -> str:
+        return {"trace": "trace", "end": "end_to_end"}.get(self.aspect, "stage")
+
+    @classmethod
+    def of(cls, text: str, ids: list[tuple[str, str]]) -> "Named":
+        """``ids``: stage and quantity of every check that there is. Raises ValueError with a sentence."""
+        found = ID.fullmatch(text)
+        if not found:
+            raise ValueError(f"{text!r} is no check id: wanted stage.quantity.aspect[layout-policy-case]")
+        known = [(stage, quantity) for stage, quantity in ids if f"{stage}.{quantity}" == found["name"]]
+        if not known:
+            raise ValueError(f"there is no check {found['name']}; conform stages lists what there is")
+        return cls(text, *known[0], found["aspect"], found["layout"], found["policy"], found["case"])
+
+
+def names() -> list[tuple[str, str]]:
+    """Stage and quantity of every check of a plan that offers all."""
+    from conformance.adapter import Description
+    from conformance.checks import plan
+
+    return list(dict.fromkeys((c.stage, c.quantity) for c in plan(Description.from_dict({
+        "name": "any", "formats": {"storage": "float32"}}))))  # fmt: skip
+
+
+def explain(check_id: str, adapter: str, seed: int) -> str:
+    """Several short paragraphs."""
+    check = Named.of(check_id, names())
+    parts = [f"{check.id}\n{compared(check)}"]
+    wanted = "trace" if check.kind == "trace" else "method"
+    for stage in (s for s in find(check.stage) if s.kind == wanted):
+        parts.append(f"Equation  {stage.equation}\nSource    {stage.source}\nReads     {', '.join(stage.inputs)}")
+    faults = hunted(check.stage, check.quantity)
+    parts.append(
+        "\n".join(
+            ["Hunts", *(f"  {fault.what}\n    seen in {fault.source}; shown by {fault.exposed}" for fault in faults)]
+        )
+    )
+    parts.append(f"Bound     {bound(check)}")
+    parts.append(f"Case      {case(check)}")
+    command = repeat_command({"kind": check.kind, "id": check.id}, adapter, seed)
+    parts.append(f"Repeat    {command}\nArrays    add --dump DIR to save them where the check fails")
+    return "\n\n".join(parts)
+
+
+def compared(check: Named) -> str:
+    quantity = check.quantity
+    if check.kind == "trace":
+        what = {"value": "the recorded value", "decision": "the recorded choice", "cotangent": "the recorded cotangent",
+                "gradient": "the gradient of this parameter, a sum over the steps,"}[quantity]  # fmt: skip
+        return f"The walk: {what} of {check.stage} at every step against the oracle on the implementation's own inputs."
+    if check.kind == "end_to_end":
+        return f"End to end: {quantity} of the whole unroll against the oracle's own run."
+    what = SPECIAL.get(quantity) or (f"the gradient of {quantity[2:]}" if quantity.startswith("d_") else quantity)
+    return f"A stage by itself: {what} of {check.stage} on inputs that its storage format holds exactly."
+
+
+def bound(check: Named) -> str:
+    if check.quantity in SETS:
+        return SETS[check.quantity]
+    if check.quantity in DECISIONS:
+        return DECIDED
+    return BOUNDS[check.aspect]
+
+
+def case(check: Named) -> str:
+    told = MX_CASES.get(check.case) or CASES.get(check.case)
+    if told is None:
+        known = ", ".join(dict.fromkeys([*(c.name for c in unroll_cases()), *CASES, *MX_CASES]))
+        raise ValueError(f"there is no case {check.case}; known: {known}")
+    silent = "; OCP is silent here, an adapter may declare otherwise in mx_silent" if check.case in SILENT else ""
+    return f"{check.case}: {told}{silent} (layout {check.layout}, policy {check.policy})"

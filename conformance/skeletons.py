@@ -1,0 +1,100 @@
+"""The adapters that ``conform new-adapter`` writes: they run at once, and their comments say how to go on."""
+
+TORCH = '''\
+"""My implementation, for the conformance suite. Try it: conform run {path}:adapter
+
+It offers the LK loss to begin with. Replace the body of `my_lk_loss` by a call of your own kernel, then add methods.
+"""
+
+import torch
+
+from conformance.torch_helper import TorchAdapter, stage
+
+
+def my_lk_loss(draft_logits, target_logits):
+    """-log sum min(p, q) of each slot. [..., V], [..., V] -> [...]"""
+    draft, target = draft_logits.log_softmax(-1), target_logits.log_softmax(-1)
+    return -torch.minimum(draft, target).logsumexp(-1)
+
+
+class Adapter(TorchAdapter):
+    name = "mine"  # shown in the report, with version and url
+    version = ""
+    url = ""
+
+    # What you store in; sums are in float32 unless you say otherwise. The bounds follow from this, and from nothing
+    # else: there is no tolerance to set. Further keys: accumulate, router, logits, attention_output.
+    formats = {{"storage": "float32"}}
+
+    # Where you read the published sources otherwise than the default (reference/config.py lists all choices):
+    # choices = {{"step_weights": "decay_normalized"}}
+
+    # device = "cuda"
+
+    # A method for each stage that you offer: its name and inputs are those of `conform stages lk_loss`. Tensors come
+    # in, in the storage type; gradients are taken by autograd, save those of the names in `frozen`.
+    @stage(frozen=("target_logits",))
+    def lk_loss(self, t, forced):
+        return {{"loss": my_lk_loss(t["draft_logits"], t["target_logits"])}}
+
+    # @stage
+    # def situ_glu(self, t, forced):
+    #     return {{"y": my_situ_glu(t["gate"], t["up"])}}
+
+    # @stage(frozen=("gate.e_score_correction_bias",))
+    # def route(self, t, forced):
+    #     weights, experts = my_router(t["x"], t["gate.weight"], t["gate.e_score_correction_bias"])
+    #     return {{"weights": weights}}, {{"experts": experts}}  # outputs, then decisions
+
+    # `unroll` runs the seven steps. Record what each stage hands on with conformance.torch_helper.Trace, and a fault
+    # is placed by step and stage; conformance/adapters/fast.py shows how.
+
+
+adapter = Adapter()
+'''
+
+PLAIN = '''\
+"""My implementation, for the conformance suite. Try it: conform run {path}:adapter
+
+Plain NumPy arrays in and out: wrap whatever computes, in any language. It offers the LK loss to begin with.
+"""
+
+import numpy as np
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+class Adapter:
+    protocol = 1
+
+    def describe(self):
+        # What you store in; sums are in float32 unless you say otherwise. The bounds follow from this, and from nothing
+        # else: there is no tolerance to set.
+        return {{"name": "mine", "version": "", "url": "", "formats": {{"storage": "float32"}}}}
+
+    # A method for each stage that you offer: its name, inputs and outputs are those of `conform stages lk_loss`.
+    # Inputs are read-only. `cotangents` maps outputs to arrays where gradients are wanted.
+    def lk_loss(self, inputs, *, cotangents=None, forced=None):
+        draft, target = log_softmax(inputs["draft_logits"]), log_softmax(inputs["target_logits"])
+        both = np.minimum(draft, target)
+        top = both.max(-1, keepdims=True)
+        loss = -(top + np.log(np.exp(both - top).sum(-1, keepdims=True)))  # [..., 1]
+        outputs = {{"loss": loss[..., 0]}}
+        if not cotangents:
+            return outputs
+        below = draft < target
+        share = np.exp(draft + loss)  # q / alpha
+        mass = (np.exp(draft) * below).sum(-1, keepdims=True)
+        gradient = -share * (below - mass) * cotangents["loss"][..., None]
+        return outputs, {{"draft_logits": gradient}}, {{"below": below}}  # outputs, gradients by input, decisions
+
+
+adapter = Adapter()
+'''
+
+
+def skeleton(path: str, plain: bool) -> str:
+    return (PLAIN if plain else TORCH).format(path=path)
