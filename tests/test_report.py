@@ -283,3 +283,77 @@ def test_failure_text_shows_the_steps_and_the_worst_element():
     assert text.splitlines()[0] == "error 41.2 x its bound [mtp-float32-tame]"
     for part in ("index   [0, 4]", "bound   0.001", "at      my.py:3 in f: x", "repeat  pytest this"):
         assert part in text
+
+
+# -- what the hash of the suite covers -------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def hash_with(tmp_path, changed: str) -> str:
+    root = tmp_path / changed.replace("/", "-")
+    for folder in ("conformance", "reference"):
+        (root / folder).mkdir(parents=True)
+        for source in (ROOT / folder).glob("*.py"):
+            (root / folder / source.name).write_bytes(source.read_bytes())
+    if changed != "nothing":
+        with open(root / changed, "a", encoding="utf-8") as file:
+            file.write("# changed\n")
+    return results.content_hash(root)
+
+
+def test_hash_covers_what_decides_a_verdict_and_nothing_else(tmp_path):
+    ours = results.suite()["hash"]
+    assert hash_with(tmp_path, "nothing") == ours
+    for name in (
+        "stages",
+        "cases",
+        "checks",
+        "check_exact",
+        "check_stage",
+        "check_unroll",
+        "compare",
+        "trace",
+        "outcome",
+    ):
+        assert hash_with(tmp_path, f"conformance/{name}.py") != ours
+    for name in ("bounds", "mx", "unroll", "__init__"):
+        assert hash_with(tmp_path, f"reference/{name}.py") != ours
+    assert hash_with(tmp_path, "conformance/markdown.py") == ours
+
+
+# -- verdicts of a process of its own --------------------------------------------------------------------------------
+
+
+def test_crashes_and_timeouts_are_faults_and_known_deviations_are_not():
+    known = PASS | {"verdict": "fail", "ratio": 41.2}
+    entry = {"number": 1, "id": "x", "kind": "fail", "reason": "why", "url": "there", "ratio": ["30", "inf"]}
+    known |= {"extra": {"deviation": entry | {"until": "2999-01-01"}}, "verdict": "known deviation"}
+    plan = [check("fusion"), check("route"), check("head")]
+    crash, timeout = (
+        PASS | {"verdict": v, "ratio": None, "message": f"{v}!", "extra": {}} for v in ("crash", "timeout")
+    )
+    for outcomes, verdict in (((known, crash, timeout), "fault found"), ((known,), "no fault found")):
+        entries = plan[: len(outcomes)]
+        got = results.build(
+            plan=entries, outcomes={e["id"]: o for e, o in zip(entries, outcomes, strict=True)},
+            selected={e["id"] for e in entries}, subject=SUBJECT, adapter="a", seed=0,
+            env={"python": "3.11.0", "numpy": "2.4.0", "torch": None},
+            selection={"stage": None, "policy": None, "pyargs": False},
+            isolation=results.IN_PROCESS | {"isolated": True, "timeout": 5.0, "memory": 0.0, "options": "--memory 0"},
+            notes=["route left a timer changed"],
+        )  # fmt: skip
+        assert got["verdict"] == verdict
+        assert got["counts"]["executed"] == len(outcomes)
+        page = markdown(got)
+        assert "| fail | 41 | 30 to inf | why | there | 2999-01-01 |" in page
+        assert "| process of its own | 5 s a call, as much memory as there is |" in page
+        assert "| note | route left a timer changed |" in page
+        if verdict == "fault found":
+            assert got["first_fault"]["sentence"].startswith("First fault: stage route (output): crash!")
+            assert got["first_fault"]["repeat"].endswith("--seed 0 --memory 0")
+
+
+def test_outcome_cannot_declare_itself_a_known_deviation():
+    with pytest.raises(ValueError, match="not for a check to say"):
+        results.clean(PASS | {"verdict": "known deviation"}, check("attention"))
