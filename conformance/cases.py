@@ -86,8 +86,8 @@ def make_parameters(case: Case, choices: Choices, storage: str, seed: int) -> di
 
 
 def _corner_parameters(params: dict, config: DraftConfig, storage: str) -> None:
-    """A router whose scores saturate and vanish, two experts that always tie, one without tokens, one with every token;
-    a token whose embedding is zero.
+    """A router whose scores saturate and vanish; two experts that always tie, three that differ by less than bfloat16
+    resolves, one without tokens, one with every token; a token whose embedding is zero.
     """
     params["embed_tokens.weight"][0] = 0.0
     gate = params.get("block_sparse_moe.gate.weight")
@@ -97,8 +97,9 @@ def _corner_parameters(params: dict, config: DraftConfig, storage: str) -> None:
     gate[:] = round_to(gate + together, storage)  # from exp(-50), which an epsilon of 1e-20 shows, to exactly 1
     bias = params["block_sparse_moe.gate.e_score_correction_bias"]
     bias[:] = round_to(bias - 3.0, storage)  # every score + bias below -1
-    gate[5], bias[5] = gate[4], bias[4]
-    bias[2], bias[6] = -100.0, 100.0
+    gate[5], gate[1], gate[3] = gate[4], gate[0], gate[0]
+    bias[:7] = [-3.0 + 2**-8, -3.0, -100.0, -3.0 + 2**-8, -3.0, -3.0, 100.0]
+    bias[:] = round_to(bias, storage)
 
 
 def _scale(name: str, case: Case) -> float:

@@ -59,11 +59,16 @@ def mx_blocks(case: str, form: str, storage: str, rng: np.random.Generator) -> n
         x = rng.uniform(-1, 1, (len(tops), BLOCK)) * tops[:, None]
         x[:, 5] = tops
     elif case == "signs":
-        x = np.zeros((6, BLOCK))
+        x = np.zeros((8, BLOCK))
         x[0], x[1, 3], x[2, 3] = -0.0, 1.0, -1.0
         x[3] = np.where(np.arange(BLOCK) % 2, 1.0, -1.0)
         x[4] = np.where(np.arange(BLOCK) % 3 == 0, -1e-9, 1.0)
         x[5], x[5, 0] = -0.0, 3.0
+        x[6:] = np.ldexp(1.0, -2 * np.arange(2 * BLOCK).reshape(2, BLOCK)) * [
+            [1.0],
+            [-1.0],
+        ]  # far below their block's scale
+        x[6:, 0] = 1.5
     elif case == "zero_block":
         x = np.zeros((2, BLOCK))
         x[1] = -0.0
@@ -186,7 +191,7 @@ def check_decoding(run: MXRun) -> dict:
     expected = mx.dequantize(inputs["scales"], inputs["codes"], run.form)
     actual, ignore = np.asarray(actual), np.zeros(expected.shape, bool)
     if actual.shape == expected.shape:
-        tiny = np.abs(expected) < 2.0 ** FORMATS[run.storage].min_exponent
+        tiny = (expected != 0) & (np.abs(expected) < 2.0 ** FORMATS[run.storage].min_exponent)
         beyond = np.abs(expected) > FORMATS[run.storage].largest
         stored = np.abs(actual) == np.abs(round_to(expected, run.storage))
         ignore = (tiny & (stored | (actual == 0))) | (beyond & (stored | np.isinf(actual)))

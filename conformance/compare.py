@@ -112,6 +112,7 @@ class Bias:
     def empty(cls) -> "Bias":
         return cls([], [])
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def add(self, actual: np.ndarray, expected: Running, point, formats: dict, valid: np.ndarray | None) -> None:
         keep = slice(None) if valid is None else valid.reshape(-1)
         rows = lambda a: np.asarray(a, float).reshape(-1, a.shape[-1] if valid is None else _row(a, valid))[keep]  # noqa: E731
@@ -127,6 +128,7 @@ class Bias:
         self.coherent += ROUNDED_CONSTANTS * Arithmetic(formats).unit * float((y * weight).sum())
         self.elements += int(usable.sum())
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def z(self) -> float | None:
         """Standard errors from zero; None where there are too few elements to say."""
         if self.elements <= BIAS_ELEMENTS:

@@ -1,6 +1,6 @@
 """Mutants: small, readable faults of the twin ``fast``, each with the blame that the suite must give it."""
 
-from conformance.mutants import attending, unrolled
+from conformance.mutants import attending, experts, quantising, unrolled
 from conformance.mutants.core import Mutant
 
-MUTANTS: list[Mutant] = [*unrolled.MUTANTS, *attending.MUTANTS]
+MUTANTS: list[Mutant] = [*unrolled.MUTANTS, *attending.MUTANTS, *experts.MUTANTS, *quantising.MUTANTS]
