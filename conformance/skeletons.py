@@ -67,6 +67,11 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+def log_sum_exp(x):
+    top = np.maximum(x.max(-1, keepdims=True), -1e30)  # of nothing but -inf too
+    return top + np.log(np.exp(x - top).sum(-1, keepdims=True))
+
+
 class Adapter:
     protocol = 1
 
@@ -78,18 +83,18 @@ class Adapter:
     # A method for each stage that you offer: its name, inputs and outputs are those of `conform stages lk_loss`.
     # Inputs are read-only. `cotangents` maps outputs to arrays where gradients are wanted.
     def lk_loss(self, inputs, *, cotangents=None, forced=None):
-        draft, target = log_softmax(inputs["draft_logits"]), log_softmax(inputs["target_logits"])
-        both = np.minimum(draft, target)
-        top = both.max(-1, keepdims=True)
-        loss = -(top + np.log(np.exp(both - top).sum(-1, keepdims=True)))  # [..., 1]
-        outputs = {{"loss": loss[..., 0]}}
-        if not cotangents:
-            return outputs
-        below = draft < target
-        share = np.exp(draft + loss)  # q / alpha
-        mass = (np.exp(draft) * below).sum(-1, keepdims=True)
-        gradient = -share * (below - mass) * cotangents["loss"][..., None]
-        return outputs, {{"draft_logits": gradient}}, {{"below": below}}  # outputs, gradients by input, decisions
+        with np.errstate(divide="ignore"):
+            draft, target = log_softmax(inputs["draft_logits"]), log_softmax(inputs["target_logits"])
+            loss = -log_sum_exp(np.minimum(draft, target))  # [..., 1]
+            below = draft < target
+            if not cotangents:
+                return {{"loss": loss[..., 0]}}
+            # d loss / d logit = -(q / alpha) (below - mass of q below), in logs: q may vanish where 1 / alpha is huge.
+            mass = log_sum_exp(np.where(below, draft, -np.inf))
+            gradient = np.exp(draft + loss + mass) - np.exp(np.where(below, draft + loss, -np.inf))
+        gradient *= cotangents["loss"][..., None]
+        # Outputs, gradients by input, decisions.
+        return {{"loss": loss[..., 0]}}, {{"draft_logits": gradient}}, {{"below": below}}
 
 
 adapter = Adapter()

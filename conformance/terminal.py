@@ -77,7 +77,9 @@ class Terminal:
             return (yield)
         finally:
             stats["failed"] = failed
-            terminalreporter.write_line(f"{len(failed) - SHOWN} more failures: see the report, or run with -v")
+            left = len(failed) - SHOWN
+            told = f"{left} more failure{'s' if left > 1 else ''}"
+            terminalreporter.write_line(f"{told}: see the report, or run with -v")
 
 
 def progress(check: str, done: int, total: int, elapsed: float) -> str:
