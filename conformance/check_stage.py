@@ -1,12 +1,13 @@
 """Stage checks: one method on seeded inputs against the oracle's cut-out graph, forward, backward and decisions."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from conformance import outcome as verdict
-from conformance.adapter import AdapterError, NotOffered, Result
+from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
 from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
 from conformance.shrink import minimize, rounded, shown
@@ -232,7 +233,8 @@ def check_output(run: StageRun, name: str) -> dict:
     key = run.stage.outputs[name]
     found = compared(f"{run.stage.name}.{name}", actual, exact(run.oracle.expected[key]), key, run)
     if found["verdict"] == "fail" and found["worst"] and run.stage.name == "lk_loss":
-        found["message"] += smallest_slot(run, found["worst"]["index"])
+        with suppress(AdapterCrash, AdapterTimeout):  # the call that was judged did come back
+            found["message"] += smallest_slot(run, found["worst"]["index"])
     return found
 
 
@@ -254,6 +256,8 @@ def smallest_slot(run: StageRun, index: list) -> str:
                 ]
                 == "fail"
             )
+        except (AdapterCrash, AdapterTimeout):
+            raise
         except (AdapterError, NotOffered):
             return False
 

@@ -145,6 +145,14 @@ def test_process_that_a_call_left_changed_is_replaced(name, note):
     assert_others_unharmed(got, "TorchClean" if name.startswith("Torch") else "Clean")
 
 
+def test_failure_stays_one_where_smaller_inputs_crash_or_never_end():
+    subject = subject_of("WrongOnceThenEndless", timeout=3.0)
+    plan = {check.id: check for check in checks.plan(subject.description)}
+    for check_id in ("lk_loss.loss.stage[mtp-float64-tame]", "mxfp4.scales.exact[mtp-float64-normal]"):
+        assert outcome_of(plan[check_id], subject)["verdict"] == "fail"
+    subject.close()
+
+
 def test_torch_seeds_are_set_before_each_call():
     assert outcomes("TorchSeeds") == clean_outcomes("TorchClean")
 
