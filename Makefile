@@ -25,7 +25,8 @@ endif
 RUN := $(VENV)/bin/python -m pytest conformance/ --adapter $(ADAPTER) $(ELSEWHERE)
 
 conformance: $(VENV)/.installed $(ENVIRONMENT)
-	$(RUN) --report $(OUT)/REPORT-$(NAME).md --results $(OUT)/results-$(NAME).json $(PYTEST_FLAGS)
+	$(RUN) --report $(OUT)/REPORT-$(NAME).md --html $(OUT)/report-$(NAME).html --results $(OUT)/results-$(NAME).json \
+		$(PYTEST_FLAGS)
 
 report: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest conformance/ --adapter fast --report REPORT.md $(PYTEST_FLAGS)
@@ -42,4 +43,4 @@ $(VENV)/.installed: constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers $(OUT) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-docs $(OUT) .pytest_cache .ruff_cache .hypothesis

@@ -118,8 +118,17 @@ def about(results: dict) -> str:
         ("suite", f"{suite['version']}, stages and cases {suite['hash']}, protocol {suite['protocol']}"),
         ("seed", results["seed"]),
         ("versions", ", ".join(f"{k} {v}" for k, v in results["environment"].items() if v)),
+        ("adapter's process", _process(results["isolation"])),
         ("narrowed by", ", ".join(f"--{n} {selection[n]}" for n in ("stage", "policy") if selection[n])),
         ("elements compared", results["compared"]),
         ("worst error/bound", f"{cell(top['ratio'])} in {top['id']}" if top else ""),
+        *(("note", note) for note in results["notes"]),
     ]  # fmt: skip
     return table(["", ""], [[text(k), text(v)] for k, v in rows if v != ""], "about this run")
+
+
+def _process(isolation: dict) -> str:
+    if not isolation["isolated"]:
+        return "the suite's own"
+    parts = [f"its own, {isolation['python'] or 'the same interpreter'}", f"{isolation['timeout']:g} s for a call"]
+    return ", ".join(parts + ([f"{isolation['memory']:g} GiB"] if isolation["memory"] else []))
