@@ -19,7 +19,7 @@ def subject_for(layout: str, policy: str, choices=None) -> adapter.Subject:
     """``fast`` that declares just this layout, policy and these choices."""
     from conformance.adapters.fast import POLICIES, FastAdapter
 
-    fast = FastAdapter()
+    fast = FastAdapter("eager")  # whose functions the mutants change
     fast.layouts, fast.choices = [layout], dict(choices or {})
     fast.policies, fast.formats = {policy: POLICIES[policy]}, POLICIES[policy]
     return adapter.Subject(fast)

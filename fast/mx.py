@@ -1,12 +1,16 @@
 """MX quantisation: blocks of 32 values of the last axis under one power-of-two scale (spec.md section 6).
 
-Exponents come from ``frexp``, which reads the bits; no logarithm is taken. All steps are exact in the type they run in.
+Exponents are read from the bits; no logarithm is taken. All steps are exact in the type they run in. Every function
+gives the same bits in every backend (``fast.backend``).
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fast.backend import choose
+from fast.kernels import native
 
 BLOCK = 32
 NAN_SCALE = 255  # E8M0's only NaN
@@ -41,19 +45,58 @@ def element_format(name: str) -> Format:
     return FORMATS[name]
 
 
-def quantize(x: Tensor, format: str, rule: str = "floor") -> tuple[Tensor, Tensor]:
-    """Scales uint8 [..., n] and element codes uint8 [..., 32n] of x [..., 32n].
+def quantize(
+    x: Tensor, format: str, rule: str = "floor", *, packed: bool = False, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scales uint8 [..., n] and element codes uint8 [..., 32n] of x [..., 32n]; ``packed``: MXFP4 bytes [..., 16n].
 
     Round half to even, saturating; -0 stays -0. Raises ValueError for an unknown format or rule or a ragged last axis.
     A block that holds a NaN or an infinity gets scale 255 and codes 0.
     """
-    element = element_format(format)
+    element, backend = element_format(format), choose(backend, x)
+    if backend != "eager":
+        return _quantize(x, element, rule, packed, backend)
     blocks = split_blocks(x)  # [..., n, 32]
     exponent, finite = scale_exponent(blocks.abs().amax(-1), element, rule)  # [..., n]
     scaled = blocks * power_of_two(-exponent, blocks.dtype).unsqueeze(-1)
     codes = encode(torch.where(finite.unsqueeze(-1), scaled, 0), element)  # [..., n, 32]
     scales = torch.where(finite, exponent + 127, NAN_SCALE).to(torch.uint8)
-    return scales, codes.flatten(-2)
+    return scales, pack(codes.flatten(-2)) if packed else codes.flatten(-2)
+
+
+def _quantize(x: Tensor, element: Format, rule: str, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
+    shape = split_blocks(x.detach()).shape[:-1]
+    scales = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    codes = torch.empty((*shape[:-1], shape[-1] * (16 if packed else 32)), dtype=torch.uint8, device=x.device)
+    _kernels(backend).mx_quantize(x.detach().contiguous(), _index(element), carry(element, rule), packed, scales, codes)
+    return scales, codes
+
+
+def _kernels(backend: str):
+    if backend == "triton":
+        from fast.kernels import triton_mx
+
+        return triton_mx
+    return native
+
+
+def _index(element: Format) -> int:
+    """The number that the kernels know the format by."""
+    return list(FORMATS.values()).index(element)
+
+
+def carry(element: Format, rule: str) -> int:
+    """What, added to a float32's bits, carries into its exponent exactly where the rule raises the scale."""
+    check_rule(rule)
+    largest = int((element.largest_significand - 1) * (1 << 23))
+    rounds_up = (1 << 23) - (1 << (22 - element.mantissa_bits))
+    return {"floor": 0, "ceil": (1 << 23) - 1, "rceil": (1 << 23) - 1 - largest, "even": (1 << 23) - rounds_up}[rule]
+
+
+def check_rule(rule: str) -> None:
+    """Raises ValueError for a rule that does not exist."""
+    if rule not in RULES:
+        raise ValueError(f"rule is {rule!r}; wanted one of {', '.join(RULES)}")
 
 
 def split_blocks(x: Tensor) -> Tensor:
@@ -69,8 +112,7 @@ def scale_exponent(amax: Tensor, element: Format, rule: str) -> tuple[Tensor, Te
 
     With amax = s 2^E, 1 <= s < 2: E - emax, plus one where s passes the rule's threshold. A zero block gets -127.
     """
-    if rule not in RULES:
-        raise ValueError(f"rule is {rule!r}; wanted one of {', '.join(RULES)}")
+    check_rule(rule)
     finite = torch.isfinite(amax)
     half_significand, exponent = torch.frexp(torch.where(finite, amax, 0))
     significand = 2 * half_significand
@@ -116,13 +158,45 @@ def grid(element: Format, device: torch.device | None = None) -> Tensor:
     return torch.cat([values, -values])
 
 
-def dequantize(scales: Tensor, codes: Tensor, format: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values [..., 32n] in ``dtype`` of scales uint8 [..., n] and codes uint8 [..., 32n]; scale 255 gives NaN."""
+def dequantize(
+    scales: Tensor,
+    codes: Tensor,
+    format: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool = False,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Values [..., 32n] in ``dtype`` of scales uint8 [..., n] and codes uint8 [..., 32n]; scale 255 gives NaN.
+
+    ``packed``: codes are MXFP4 bytes [..., 16n]. ``out`` [..., 32n], contiguous, is written to where it is given, in
+    its own type.
+    """
     element = element_format(format)
+    shape = (*codes.shape[:-1], codes.shape[-1] * (2 if packed else 1))
+    out = torch.empty(shape, dtype=dtype, device=codes.device) if out is None else check_out(out, shape)
+    backend = choose(backend, out)
+    if backend == "eager":
+        return out.copy_(_dequantize(scales, unpack(codes) if packed else codes, element))
+    if scales.shape != (*shape[:-1], shape[-1] // BLOCK) or shape[-1] % BLOCK:
+        raise ValueError(f"scales have shape {tuple(scales.shape)}, codes {tuple(codes.shape)}; wanted 32 to a scale")
+    _kernels(backend).mx_dequantize(scales.contiguous(), codes.contiguous(), packed, _index(element), out)
+    return out
+
+
+def _dequantize(scales: Tensor, codes: Tensor, element: Format) -> Tensor:
     scale = power_of_two(scales.int() - 127, torch.float64)
     scale = torch.where(scales == NAN_SCALE, torch.nan, scale).unsqueeze(-1)  # [..., n, 1]
     values = grid(element, codes.device)[codes.int()].unflatten(-1, (-1, BLOCK))  # [..., n, 32]
-    return (values * scale).flatten(-2).to(dtype)
+    return (values * scale).flatten(-2)
+
+
+def check_out(out: Tensor, shape: tuple) -> Tensor:
+    """``out``. Raises ValueError where it has another shape or is not contiguous."""
+    if tuple(out.shape) != tuple(shape) or not out.is_contiguous():
+        raise ValueError(f"out has shape {tuple(out.shape)}; wanted {tuple(shape)}, contiguous")
+    return out
 
 
 def pack(codes: Tensor) -> Tensor:
@@ -137,29 +211,68 @@ def unpack(packed: Tensor) -> Tensor:
     return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
 
 
-def fake_quantize(x: Tensor, format: str, rule: str = "floor", source: str = "stored", ste: str = "identity") -> Tensor:
+def fake_quantize(
+    x: Tensor,
+    format: str,
+    rule: str = "floor",
+    source: str = "stored",
+    ste: str = "identity",
+    *,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """dequantize(quantize(x)) in the type of x, with a straight-through gradient.
 
     ``source`` "bfloat16" rounds x to bfloat16 first. ``ste`` "clipped" zeroes the gradient where the value that is
-    quantised exceeds the largest magnitude times the scale, strictly.
+    quantised exceeds the largest magnitude times the scale, strictly. ``out``, of x's type and shape and contiguous, is
+    written to and returned, without a gradient; it may be x.
     """
-    return _FakeQuantize.apply(x, format, rule, source, ste)
+    if out is not None:
+        with torch.no_grad():
+            return _fake_quantize(x, format, rule, source, check_out(out, x.shape), None, backend)
+    return _FakeQuantize.apply(x, format, rule, source, ste, backend)
 
 
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, format, rule, source, ste):
-        value = x.to(torch.bfloat16) if source == "bfloat16" else x
-        scales, codes = quantize(value, format, rule)
-        if ste == "clipped":
-            element = element_format(format)
-            largest = grid(element, x.device)[element.largest]
-            limit = largest * power_of_two(scales.int() - 127, torch.float64)  # [..., n]
-            ctx.save_for_backward((value.unflatten(-1, (-1, BLOCK)).abs() <= limit.unsqueeze(-1)).flatten(-2))
-        return dequantize(scales, codes, format, x.dtype)
+    def forward(ctx, x, format, rule, source, ste, backend):
+        inside = torch.empty(x.shape, dtype=torch.bool, device=x.device) if ste == "clipped" else None
+        if inside is not None:
+            ctx.save_for_backward(inside)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return _fake_quantize(x, format, rule, source, out, inside, backend)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_y):
         d_x = torch.where(ctx.saved_tensors[0], d_y, 0) if ctx.saved_tensors else d_y
-        return d_x, None, None, None, None
+        return d_x, None, None, None, None, None
+
+
+def _fake_quantize(x: Tensor, format: str, rule: str, source: str, out: Tensor, inside, backend) -> Tensor:
+    """Writes ``out`` and, where given, ``inside``: the straight-through mask, bool, both of the shape of x."""
+    element, chosen = element_format(format), choose(backend, x)
+    if chosen == "eager":
+        value = x.to(torch.bfloat16) if source == "bfloat16" else x
+        scales, codes = quantize(value, format, rule, backend="eager")
+        if inside is not None:
+            inside.copy_(_inside(value, scales, element))
+        return out.copy_(dequantize(scales, codes, format, x.dtype, backend="eager"))
+    split_blocks(x)
+    mask = None if inside is None else inside.view(torch.uint8)
+    round_first = source == "bfloat16" and x.dtype != torch.bfloat16
+    _kernels(chosen).mx_fake_quantize(x.contiguous(), _index(element), carry(element, rule), round_first, out, mask)
+    return out
+
+
+def straight_through_mask(x: Tensor, format: str, rule: str = "floor", source: str = "stored") -> Tensor:
+    """Where x does not exceed its block's largest magnitude: what "clipped" lets the gradient through. bool, as x."""
+    inside = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    _fake_quantize(x.detach(), format, rule, source, torch.empty_like(x, requires_grad=False), inside, None)
+    return inside
+
+
+def _inside(value: Tensor, scales: Tensor, element: Format) -> Tensor:
+    largest = grid(element, value.device)[element.largest]
+    limit = largest * power_of_two(scales.int() - 127, torch.float64)  # [..., n]
+    return (value.unflatten(-1, (-1, BLOCK)).abs() <= limit.unsqueeze(-1)).flatten(-2)

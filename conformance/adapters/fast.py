@@ -1,9 +1,15 @@
-"""Adapter of ``fast``, this repository's PyTorch implementation. It has no privilege."""
+"""Adapter of ``fast``, this repository's PyTorch implementation. It has no privilege.
+
+``adapter`` takes for the loss and the MX formats the backend that a user gets on this machine; ``eager`` and ``triton``
+(on the CPU with TRITON_INTERPRET=1) are the other ones: --adapter conformance/adapters/fast.py:eager.
+"""
+
+from functools import wraps
 
 import torch
 
 from conformance.torch_helper import TorchAdapter, Trace, gradients, input_tensors, require_gradients, stage, to_arrays
-from fast import attention, fusion, layer, loss, moe, mx, ops, sampling, unroll
+from fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
 MOE = moe.MOE
@@ -23,6 +29,24 @@ def frozen(self) -> set[str]:
     return frozen_parameters(self.options)
 
 
+def in_its_backend(cls):
+    """Every method that the suite calls runs in ``self.backend``."""
+
+    def wrapped(method):
+        @wraps(method)
+        def call(self, *args, **kwargs):
+            with backend.using(self.backend):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    for name, method in list(vars(cls).items()):
+        if callable(method) and not name.startswith("_") and name != "start":
+            setattr(cls, name, wrapped(method))
+    return cls
+
+
+@in_its_backend
 class FastAdapter(TorchAdapter):
     name = "fast"
     version = f"torch {torch.__version__}"
@@ -35,8 +59,10 @@ class FastAdapter(TorchAdapter):
         self.config, self.options = DraftConfig(**config), Choices.from_dict(choices)
         self.options.check(self.config)
 
-    def __init__(self):
-        self.config, self.options = DraftConfig.tiny(), Choices()
+    def __init__(self, backend: str = "auto"):
+        self.config, self.options, self.backend = DraftConfig.tiny(), Choices(), backend
+        if backend != "auto":
+            self.name = f"fast, {backend}"
 
     @property
     def wide(self) -> torch.dtype:
@@ -57,8 +83,9 @@ class FastAdapter(TorchAdapter):
         return {"scales": scales, "codes": codes}
 
     def _decode(self, t, format: str) -> dict:
-        codes = mx.unpack(t["packed"]) if "packed" in t else t["codes"]
-        return {"values": mx.dequantize(t["scales"], codes, format, self.wide)}
+        packed = "packed" in t
+        codes = t["packed" if packed else "codes"]
+        return {"values": mx.dequantize(t["scales"], codes, format, self.wide, packed=packed)}
 
     def _fake(self, x, format: str) -> dict:
         choices = self.options
@@ -196,3 +223,5 @@ def _keep_in(seen: dict):
 
 
 adapter = FastAdapter()
+eager = FastAdapter("eager")
+triton = FastAdapter("triton")
