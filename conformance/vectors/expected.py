@@ -80,6 +80,7 @@ def stored(name: str, x) -> np.ndarray:
     x = np.asarray(x)
     if not name.startswith(BOUND):
         return x
+    x = np.where(np.isnan(x), np.inf, x)  # behind a decision that may go either way nothing is known
     with np.errstate(over="ignore"):
         narrow = x.astype(np.float32)
     return np.where(narrow < x, np.nextafter(narrow, np.float32(np.inf)), narrow)

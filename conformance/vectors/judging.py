@@ -26,9 +26,11 @@ def check(vectors, answers, *, stages=None, ids=None) -> dict:
     root, answered = directory(vectors, "the directory of vectors"), directory(answers, "the directory of results")
     said = manifest.read(root)
     description = _described(said, answered)
+    given, arrays = manifest.read_arrays(root, said), _read_answers(answered, said)
     plan, asked = _planned(said, description)
-    _same_inputs(root, said, asked)
-    subject = FromFiles(description, asked, _read_answers(answered, said, asked))
+    _same_inputs(given, said, asked)
+    _refuse_unasked(arrays, asked)
+    subject = FromFiles(description, asked, arrays)
     chosen = {check.id for check in narrowed(plan, stages)}
     if ids is not None:
         unknown = sorted(set(ids) - {check.id for check in plan})
@@ -130,9 +132,9 @@ def _planned(said: dict, description: Description) -> tuple[list, list[Vector]]:
         raise MalformedError(f"{manifest.NAME}: {error}") from None
 
 
-def _same_inputs(root: Path, said: dict, asked: list[Vector]) -> None:
+def _same_inputs(arrays: dict[str, dict], said: dict, asked: list[Vector]) -> None:
     """The files hold just the inputs that the checks of this suite are about."""
-    entries, arrays = {entry["name"]: entry for entry in said["vectors"]}, manifest.read_arrays(root, said)
+    entries = {entry["name"]: entry for entry in said["vectors"]}
     for vector in asked:
         entry = entries.get(vector.name)
         if entry is None or entry["digest"] != vector.digest:
@@ -154,11 +156,9 @@ def _same_inputs(root: Path, said: dict, asked: list[Vector]) -> None:
 # -- what the program wrote ------------------------------------------------------------------------------------------
 
 
-def _read_answers(answered: Path, said: dict, asked: list[Vector]) -> dict[str, dict]:
+def _read_answers(answered: Path, said: dict) -> dict[str, dict]:
     """The arrays of every file of results, by the vector's name."""
-    wanted = {vector.name for vector in asked}
-    entries = {entry["results"]: entry for entry in said["vectors"] if entry["name"] in wanted}
-    found = {}
+    entries, found = {entry["results"]: entry for entry in said["vectors"]}, {}
     for path in list_files(answered):
         entry = entries.get(path)
         if entry is None:
@@ -167,6 +167,12 @@ def _read_answers(answered: Path, said: dict, asked: list[Vector]) -> dict[str, 
         _refuse_misfits(path, entry, arrays)
         found[entry["name"]] = arrays
     return found
+
+
+def _refuse_unasked(answers: dict[str, dict], asked: list[Vector]) -> None:
+    unasked = sorted(set(answers) - {vector.name for vector in asked})
+    if unasked:
+        raise MalformedError(f"the results have {shown(unasked[0])}, of which {DESCRIBE} leaves out the policy")
 
 
 def _refuse_misfits(path: str, entry: dict, arrays: dict[str, np.ndarray]) -> None:

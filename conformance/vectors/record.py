@@ -92,8 +92,8 @@ def narrowed(plan: list, patterns: list[str] | None) -> list:
     """The checks of some stages; patterns as of ``pytest --stage``. Raises ValueError for one that fits none."""
     for pattern in patterns or ():
         if not any(fnmatchcase(check.stage, pattern) for check in plan):
-            stages = dict.fromkeys(check.stage for check in plan)
-            raise ValueError(f"stage {pattern} is none of the stages planned: {', '.join(stages)}")
+            some = ", ".join(list(dict.fromkeys(check.stage for check in plan))[:8])
+            raise ValueError(f"stage {pattern} is none of the stages planned; they begin with {some}")
     return [check for check in plan if patterns is None or any(fnmatchcase(check.stage, p) for p in patterns)]
 
 

@@ -1,0 +1,6 @@
+# Broken files for the reader of test vectors, other ones each time (about five minutes).
+FUZZ ?= 100000
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed
+	FUZZ=$(FUZZ) $(VENV)/bin/python -m pytest tests/test_vectors.py -k fuzz -n 2
