@@ -368,7 +368,7 @@ def test_crashes_leave_a_complete_report_whatever_the_number_of_workers(suite):
     for workers in ("0", "2"):
         result = suite("Dies", "-n", workers, "--report", f"{workers}.md", "--results", f"{workers}.json")
         assert result.ret == 1
-        assert "stage route (output): route: the process ended with exit code 9" in last_line(result)
+        assert "route: the process ended with exit code 9" in last_line(result)
     counts = read("0.json")["counts"]
     assert (counts["crashes"], counts["passed"], counts["lost"]) == (12, 24, 0)
     assert read("0.json")["complete"] is True
