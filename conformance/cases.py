@@ -53,7 +53,7 @@ def unroll_cases(config: DraftConfig | None = None) -> list[Case]:
             "harsh", replace(config, routed_scaling_factor=2.5), row_decades=3, gain=0.5, inner=0.01, glu=8.0,
             target=(0.1, 100.0),
         ),
-        Case("extreme", config, onehot=200.0, dominant=40.0, target=(0.1, 3.0)),
+        Case("extreme", config, onehot=200.0, dominant=150.0, target=(0.1, 3.0)),
         Case("corners", config, corners=True),
     ]  # fmt: skip
 

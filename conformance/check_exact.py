@@ -228,6 +228,7 @@ def raw_sequence(case: Case, storage: str, seed: int, documents: bool) -> dict:
     """One raw sequence of 13 tokens with a ragged mask, two documents and padding."""
     rng, c, n = generator(seed, "align"), case.config, 13
     raw = {"tokens": rng.integers(0, c.vocab_size, n).astype(np.int32), "mask": rng.random(n) < 0.7}
+    raw["mask"][[2, 6]], raw["mask"][[1, 7]] = False, True  # ragged, whatever the seed
     raw |= {name: round_to(rng.normal(size=(n, c.hidden_size)), storage) for name in ("low", "mid", "high")}
     raw["target_logits"] = round_to(rng.normal(size=(n, c.vocab_size)), storage)
     if documents:

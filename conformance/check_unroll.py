@@ -71,7 +71,13 @@ class UnrollRun:
 
     @cached_property
     def walk(self) -> Walk:
-        return self.walker.run(self.answer().grads or None)
+        return self.walker.run(self.answer().grads if self.differentiated else None)
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether a backward ran: gradients came back, or cotangents in the trace."""
+        result = self.answer()
+        return bool(result.grads) or any(name.endswith(".grad") for name in result.trace)
 
     # End to end: the oracle runs on its own, with the implementation's legal decisions pinned.
     @cached_property
@@ -286,7 +292,7 @@ def _sums_blame(run: UnrollRun, what: str, step: int | None) -> dict:
 
 def check_parameter(run: UnrollRun, names: list[str]) -> dict:
     """The gradient of one parameter (of one kind of expert weight) as the sum of the recorded products."""
-    if not run.answer().grads:
+    if not run.differentiated:
         return verdict.not_offered("unroll returned no gradients")
     found = None
     for name in names:
@@ -332,7 +338,7 @@ def check_end_to_end(run: UnrollRun, what: str) -> dict:
 def check_gradients(run: UnrollRun, names: list[str]) -> dict:
     """A parameter's gradient end to end."""
     given = run.answer().grads
-    if not given:
+    if not run.differentiated:
         return verdict.not_offered("unroll returned no gradients")
     found = None
     for name in names:

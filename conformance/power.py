@@ -79,18 +79,18 @@ DECISIONS = ("decision", "experts", "mx_input", "mx_hidden", "below")
 
 def direction_of(check: dict) -> str:
     """Which way the fault was seen."""
-    quantity, stage = check["quantity"], check["extra"].get("blamed", check["stage"])
-    if quantity == "frozen":
+    quantity = check["quantity"]
+    if quantity == "frozen" or "changed its input" in check["message"]:
         return "frozen"
     if quantity in DECISIONS:
         return "decision"
     if quantity in ("cotangent", "gradient", "gradient_set") or quantity.startswith("d_"):
         return "backward"
-    return "forward" if stage else ""
+    return "forward"
 
 
 def blamed(mutant: Mutant, check: dict) -> Verdict:
-    stage, direction = check["extra"].get("blamed") or check["stage"], direction_of(check)
+    stage, direction = results.blamed_stage(check), direction_of(check)
     right = (
         stage.partition(".")[0] == mutant.stage
         and direction in (("forward", "backward") if mutant.direction == "graph" else (mutant.direction,))

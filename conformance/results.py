@@ -230,11 +230,17 @@ def _first_fault(results: dict) -> dict | None:
     return None
 
 
+def blamed_stage(check: dict) -> str:
+    """The stage at fault: what the walk says; where the whole unroll raised or ended, no stage of it."""
+    alone = check["stage"] if check["kind"] != "trace" or check["verdict"] == "fail" else "unroll"
+    return check["extra"].get("blamed") or alone
+
+
 def blame(check: dict) -> str:
     """Step, stage and size of a fault in one line."""
     step = f"step {check['first_step']}, " if check["first_step"] else ""
-    blamed, seen = check["extra"].get("blamed", check["stage"]), check["quantity"]
-    if blamed != check["stage"]:  # the walk names the consumer whose vector-Jacobian product is wrong
+    blamed, seen = blamed_stage(check), check["quantity"]
+    if blamed != check["stage"] and check["verdict"] == "fail":  # the walk names the consumer whose vector-Jacobian product is wrong
         seen = f"backward, seen in the {seen} of {check['stage']}"
     return f"{step}stage {blamed} ({seen}): {measure(check)} [{label(check)}]"
 
