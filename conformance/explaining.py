@@ -25,8 +25,9 @@ EXACT = "None: the value is exact, so it is compared byte for byte, or number fo
 BOUNDS = {
     "stage": "The oracle computes the stage in float64 on numbers that carry their error: store, reduce and propagate "
     "for the declared formats, from the inputs of the case (docs/bounds.md).",
-    "trace": "The same, on the implementation's own recorded inputs of the step, so no error compounds; the value "
-    "itself may be rounded once to its format. A boundary that is not recorded is composed over, with its error.",
+    "trace": "As for a stage (docs/bounds.md), from the implementation's own recorded inputs of the step, so that no "
+    "error compounds; the value itself may be rounded once to its format. A boundary that is not recorded is composed "
+    "over, with its error.",
     "end": "Carried through all seven steps from the inputs, decisions pinned. Inside a bound wider than a tenth of "
     "the quantity nothing is decided, and the width is reported.",
     "exact": EXACT,
