@@ -179,6 +179,12 @@ def smallest_block(run: MXRun, what: str) -> str:
     return f"x = {{{', '.join(f'{i}: {float(block[i]).hex()}' for i in kept)}}} of {BLOCK}, others 0"
 
 
+def outside_range(values: np.ndarray, storage: str) -> tuple[np.ndarray, np.ndarray]:
+    """Where a storage format has no normal number for a value: below its range, but for zero, and beyond it."""
+    tiny = (values != 0) & (np.abs(values) < 2.0 ** FORMATS[storage].min_exponent)
+    return tiny, np.abs(values) > FORMATS[storage].largest
+
+
 def check_decoding(run: MXRun) -> dict:
     """All scale bytes with all codes; 255 is NaN.
 
@@ -193,8 +199,7 @@ def check_decoding(run: MXRun) -> dict:
     expected = mx.dequantize(inputs["scales"], inputs["codes"], run.form)
     actual, ignore = np.asarray(actual), np.zeros(expected.shape, bool)
     if actual.shape == expected.shape:
-        tiny = (expected != 0) & (np.abs(expected) < 2.0 ** FORMATS[run.storage].min_exponent)
-        beyond = np.abs(expected) > FORMATS[run.storage].largest
+        tiny, beyond = outside_range(expected, run.storage)
         stored = np.abs(actual) == np.abs(round_to(expected, run.storage))
         ignore = (tiny & (stored | (actual == 0))) | (beyond & (stored | np.isinf(actual)))
     return verdict.of_equality(f"{run.method}.values", actual, expected, ignore)

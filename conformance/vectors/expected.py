@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.adapter import Description, Result
 from conformance.cases import Case, cases_for
-from conformance.check_exact import MXRun, residual_law
+from conformance.check_exact import MXRun, outside_range, residual_law
 from conformance.check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
 from conformance.check_unroll import UnrollRun
 from conformance.compare import allowance, selection_scores
@@ -190,8 +190,8 @@ def of_encoding(vector: Vector, subject: Expected, answer: dict) -> dict:
 
 def of_decoding(vector: Vector, subject: Expected, answer: dict) -> dict:
     """Infinity for a value beyond the storage format's range, zero for one below its normal numbers."""
-    values, form = answer["values"], FORMATS[subject.description.policies[vector.policy]["storage"]]
-    tiny, beyond = np.abs(values) < 2.0**form.min_exponent, np.abs(values) > form.largest
+    values = answer["values"]
+    tiny, beyond = outside_range(values, subject.description.policies[vector.policy]["storage"])
     other = np.where(tiny, 0.0, np.where(beyond, np.copysign(np.inf, values), values))
     return {ALTERNATIVE + "values": other}
 
