@@ -1,4 +1,4 @@
-# Broken files for the reader of test vectors, other ones each time (about five minutes).
+# Broken files for the reader of test vectors, other ones each time (a few minutes).
 FUZZ ?= 100000
 
 .PHONY: fuzz
