@@ -89,7 +89,7 @@ def acceptance(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
     """log alpha and s / alpha, the sum of q over q < p in units of alpha. Both [..., V] -> two of [...]."""
     low = torch.minimum(log_p, log_q)
     log_alpha = torch.logsumexp(low, dim=-1)
-    share = low.sub_(log_alpha.unsqueeze(-1)).exp_().masked_fill_(~(log_q < log_p), 0).sum(-1)
+    share = low.sub_(log_alpha.unsqueeze(-1)).exp_().mul_(log_q < log_p).sum(-1)
     return log_alpha, share
 
 
@@ -175,15 +175,15 @@ def _rows(draft, target, normaliser, *, target_rows=None, statistics=None, weigh
     if statistics is None:
         computed = torch.empty((shape.numel(), 4), dtype=precise, device=draft.device)
     else:
-        computed = statistics.reshape(-1, 4)
+        computed = statistics.reshape(-1, 4).contiguous()
     kernels.lk_rows(
         _matrix(draft),
         _matrix(target),
-        None if target_rows is None else target_rows.flatten(),
-        normaliser.reshape(-1, 2),
+        None if target_rows is None else target_rows.flatten().contiguous(),
+        normaliser.reshape(-1, 2).contiguous(),
         computed,
         statistics is not None,
-        None if weight is None else weight.to(precise).expand(shape).reshape(-1),
+        None if weight is None else weight.to(precise).expand(shape).flatten().contiguous(),
         None if out is None else _rows_in_place(out),
     )
     return computed.reshape(*shape, 4)

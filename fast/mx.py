@@ -54,6 +54,8 @@ def quantize(
     A block that holds a NaN or an infinity gets scale 255 and codes 0.
     """
     element, backend = element_format(format), choose(backend, x)
+    if packed and element.bits != 4:
+        raise ValueError(f"packed is for mxfp4; format is {format!r}")
     if backend != "eager":
         return _quantize(x, element, rule, packed, backend)
     blocks = split_blocks(x)  # [..., n, 32]
@@ -176,11 +178,11 @@ def dequantize(
     element = element_format(format)
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if packed else 1))
     out = torch.empty(shape, dtype=dtype, device=codes.device) if out is None else check_out(out, shape)
+    if scales.shape != (*shape[:-1], shape[-1] // BLOCK) or shape[-1] % BLOCK:
+        raise ValueError(f"scales have shape {tuple(scales.shape)}, codes {tuple(codes.shape)}; wanted 32 to a scale")
     backend = choose(backend, out)
     if backend == "eager":
         return out.copy_(_dequantize(scales, unpack(codes) if packed else codes, element))
-    if scales.shape != (*shape[:-1], shape[-1] // BLOCK) or shape[-1] % BLOCK:
-        raise ValueError(f"scales have shape {tuple(scales.shape)}, codes {tuple(codes.shape)}; wanted 32 to a scale")
     _kernels(backend).mx_dequantize(scales.contiguous(), codes.contiguous(), packed, _index(element), out)
     return out
 
@@ -228,6 +230,8 @@ def fake_quantize(
     written to and returned, without a gradient; it may be x.
     """
     if out is not None:
+        if out.dtype != x.dtype:
+            raise ValueError(f"out is {out.dtype}; wanted the type of x, {x.dtype}")
         with torch.no_grad():
             return _fake_quantize(x, format, rule, source, check_out(out, x.shape), None, backend)
     return _FakeQuantize.apply(x, format, rule, source, ste, backend)
@@ -265,10 +269,13 @@ def _fake_quantize(x: Tensor, format: str, rule: str, source: str, out: Tensor, 
     return out
 
 
-def straight_through_mask(x: Tensor, format: str, rule: str = "floor", source: str = "stored") -> Tensor:
+def straight_through_mask(
+    x: Tensor, format: str, rule: str = "floor", source: str = "stored", *, backend: str | None = None
+) -> Tensor:
     """Where x does not exceed its block's largest magnitude: what "clipped" lets the gradient through. bool, as x."""
     inside = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    _fake_quantize(x.detach(), format, rule, source, torch.empty_like(x, requires_grad=False), inside, None)
+    unused = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _fake_quantize(x.detach(), format, rule, source, unused, inside, backend)
     return inside
 
 

@@ -11,23 +11,25 @@ namespace {
 constexpr double LOG2_E = 1.44269504088896341;
 constexpr float LOG2_E_HIGH = float(LOG2_E), LOG2_E_LOW = float(LOG2_E - LOG2_E_HIGH);  // one float errs one way by u / 4
 constexpr int64_t BLOCK = 2048;  // values summed in float32 before the sum moves to double
-constexpr float TOP = -100;  // log2 of what an acceptance is measured by: a >= 2^-100 loses no term above 2^-126 a
+constexpr int RAISE = 100;  // the acceptance is summed times 2^RAISE: at 2^-100 or more it loses no term above 2^-126 a
 constexpr int UNROLL = 4;
 
-// 2^x for x <= 126: relative error below 1.4 x 2^-24, zero below 2^-126. NaN for a NaN.
+// 2^(x + raise) for x + raise <= 126: relative error below 1.4 x 2^-24, zero below 2^-126. NaN for a NaN.
+template <int raise = 0>
 inline Floats exp2_lanes(Floats x) {
+    constexpr float UNIT = float(1ull << (raise / 2)) * float(1ull << (raise - raise / 2)), LOWEST = -126 - raise;
     const Floats shift = splat<Floats>(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer, kept in the low bits
-    const Floats clamped = larger(splat<Floats>(-126.0f), x);
+    const Floats clamped = larger(splat<Floats>(LOWEST), x);
     const Floats shifted = clamped + shift;
     const Floats f = clamped - (shifted - shift);  // in [-1/2, 1/2]
-    Floats p = splat<Floats>(0.0001535336191707485f);
-    p = p * f + 0.0013398874414264593f;
-    p = p * f + 0.00961843735764703f;
-    p = p * f + 0.05550332471125498f;
-    p = p * f + 0.24022647913628975f;
-    p = p * f + 0.6931472028550666f;
-    p = p * f + 1.0f;
-    return bit_cast<Floats>(x < -126.0f ? Ints{} : bit_cast<Ints>(p) + (bit_cast<Ints>(shifted) << 23));
+    Floats p = splat<Floats>(0.0001535336191707485f * UNIT);
+    p = p * f + 0.0013398874414264593f * UNIT;
+    p = p * f + 0.00961843735764703f * UNIT;
+    p = p * f + 0.05550332471125498f * UNIT;
+    p = p * f + 0.24022647913628975f * UNIT;
+    p = p * f + 0.6931472028550666f * UNIT;
+    p = p * f + UNIT;
+    return bit_cast<Floats>(x < LOWEST ? Ints{} : bit_cast<Ints>(p) + (bit_cast<Ints>(shifted) << 23));
 }
 
 // log2 of the probabilities of one row.
@@ -135,24 +137,26 @@ template <class Z, class Y>
 inline void row_statistics(const Z* z, const Y* y, int64_t size, const float* target, float* statistics) {
     row_normaliser(z, size, statistics);
     const Log2Probs of_draft(statistics), of_target(target);
-    auto sums_above = [&](float top, double (&sums)[2]) {
+    auto sums_of = [&](double (&sums)[2], auto exponential) {
         auto term = [=](Floats* terms, Floats zv, Floats yv) {
             Floats log_q = of_draft(zv), log_p = of_target(yv);
-            terms[0] = exp2_lanes(smaller(log_p, log_q) - top);
+            terms[0] = exponential(smaller(log_p, log_q));
             terms[1] = log_q < log_p ? terms[0] : splat<Floats>(0.0f);
         };
         sum_row<2>(size, sums, term, z, y);
     };
-    double sums[2];
-    float top = TOP;
-    sums_above(top, sums);
+    double sums[2], log2_unit = -RAISE;
+    sums_of(sums, [](Floats low) { return exp2_lanes<RAISE>(low); });
     if (sums[0] < 1) {  // rare: sum again, relative to the largest term
         auto low = [=](Floats zv, Floats yv) { return smaller(of_target(yv), of_draft(zv)); };
-        top = largest_in_row(size, low, z, y);
-        sums_above(top, sums);
+        const float top = largest_in_row(size, low, z, y);
+        sums_of(sums, [top](Floats low) { return exp2_lanes(low - top); });
+        log2_unit = top;
     }
-    statistics[2] = float(top / LOG2_E + std::log(sums[0]));
-    statistics[3] = float(sums[1] / sums[0]);
+    // A comparison with NaN chooses the other side; so what makes a row NaN is added where it cannot get lost.
+    const float nan_or_0 = (statistics[0] - statistics[0]) + (target[0] - target[0]);
+    statistics[2] = float(std::log(sums[0]) + log2_unit / LOG2_E) + nan_or_0;
+    statistics[3] = float(sums[1] / sums[0]) + nan_or_0;
 }
 
 template <class Z, class Y, class G>
