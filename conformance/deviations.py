@@ -57,7 +57,8 @@ class Deviation:
     def excuse(self, outcome: dict) -> dict:
         """The outcome as a known deviation."""
         said = {"number": self.number, "id": self.id, "kind": self.kind, "reason": self.reason, "url": self.url}
-        said |= {"ratio": None if self.ratio is None else [f"{end:g}" for end in self.ratio], "until": self.until.isoformat()}
+        ratio = None if self.ratio is None else [f"{end:g}" for end in self.ratio]
+        said |= {"ratio": ratio, "until": self.until.isoformat()}
         return outcome | {"verdict": VERDICT, "extra": outcome["extra"] | {"deviation": said}}
 
     def __str__(self) -> str:

@@ -240,7 +240,7 @@ def blame(check: dict) -> str:
     """Step, stage and size of a fault in one line."""
     step = f"step {check['first_step']}, " if check["first_step"] else ""
     blamed, seen = blamed_stage(check), check["quantity"]
-    if blamed != check["stage"] and check["verdict"] == "fail":  # the walk names the consumer whose vector-Jacobian product is wrong
+    if blamed != check["stage"] and check["verdict"] == "fail":  # a consumer's vector-Jacobian product is wrong
         seen = f"backward, seen in the {seen} of {check['stage']}"
     return f"{step}stage {blamed} ({seen}): {measure(check)} [{label(check)}]"
 
