@@ -19,6 +19,7 @@ from reference.config import Choices, DraftConfig
 PROTOCOL = 1
 LAYOUTS = ("mtp", "eagle3")
 FORMATS = ("float64", "float32", "tf32", "bfloat16", "float16", "tensor-core")
+ROUNDINGS = ("nearest", "stochastic")  # of stores
 STORAGE_FORMATS = ("float64", "float32", "bfloat16", "float16")
 EXTENSION_TYPES = ("bfloat16", "float8_", "float6_", "float4_")  # NumPy dtypes of ml_dtypes, exact in float32
 METHODS = (
@@ -159,8 +160,9 @@ def _complete(formats, where: str) -> dict:
     """Fill in the formats that were left out; refuse unknown ones."""
     formats = dict(_expect(formats, Mapping, where, "a mapping"))
     for key, value in formats.items():
-        if not isinstance(key, str) or value not in FORMATS:
-            raise ValueError(f"{where} has {key!r}: {value!r}; wanted one of {', '.join(FORMATS)}")
+        allowed = ROUNDINGS if key == "rounding" else FORMATS
+        if not isinstance(key, str) or value not in allowed:
+            raise ValueError(f"{where} has {key!r}: {value!r}; wanted one of {', '.join(allowed)}")
     storage = formats.get("storage")
     if storage not in STORAGE_FORMATS:
         raise ValueError(f"{where} has storage {storage!r}; wanted one of {', '.join(STORAGE_FORMATS)}")

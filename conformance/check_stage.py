@@ -9,7 +9,7 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
 from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
-from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
+from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts, width
 from conformance.shrink import minimize, rounded, shown
 from conformance.stages import STEP, Stage
 from reference import mx
@@ -26,6 +26,7 @@ IDENTITY = Op(lambda x: x, lambda x, y, d_y: (d_y,))
 #: Method inputs whose gradient has another format than storage, by the boundary they stand for.
 GRADIENT_POINTS = {"draft_logits": (STEP, "logits")}
 OPTIONAL_GRADIENTS = {"fusion": ("low", "mid", "high")}  # the target's features: returned or not, not judged
+ALL_OF_IT = 1.0  # a bound as wide as the quantity itself would pass zeros
 FROZEN_INPUTS = {"lk_loss": ("target_logits",)}  # the target gets no gradient (spec.md section 5)
 
 
@@ -279,7 +280,8 @@ def compared(what: str, actual, expected: Running, point, run: StageRun, biased:
     if biased and expected.ndim:
         bias = Bias.empty()
         bias.add(np.asarray(actual, float), expected, point, run.formats, None)
-    return verdict.of_comparison(what, comparison, bias)
+    wide = width(expected, point, run.formats) if comparison.ok else 0.0
+    return verdict.of_comparison(what, comparison, bias, wide if wide >= ALL_OF_IT else None)
 
 
 def check_gradient(run: StageRun, names: list[str]) -> dict:

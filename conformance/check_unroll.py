@@ -8,9 +8,9 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, handed_over, make_inputs, make_parameters
-from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, compare, width
+from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, compare, judge_experts, width
 from conformance.growth import growth
-from conformance.trace import Edge, Walk, Walker
+from conformance.trace import Edge, Walk, Walker, near_best
 from reference import graph as walks
 from reference.bounds import arithmetic
 from reference.config import Choices, frozen_parameters, trained_parameters
@@ -87,8 +87,11 @@ class UnrollRun:
         nodes = [self.with_mask(node) for node in graph(config, choices)]
         values = lifted(stacked_parameters(self.params, config, choices) | step_inputs(self.inputs, config, choices))
         with arithmetic(self.formats):
-            values |= self.pinned()
-            walks.forward(nodes, values)
+            pins = self.pinned()
+            for node in nodes:
+                walks.forward([node], values)
+                if node.key in pins:
+                    values[node.key] = self.kept(node, values, pins[node.key])
             uncertain = self.uncertain(nodes, values)
             cotangents = {(0, "total_loss"): Running(np.ones(()))}
             walks.backward(nodes, values, cotangents)
@@ -103,7 +106,9 @@ class UnrollRun:
         theirs = log_softmax(self.cleaned(logits))
 
         def backward(draft, log_p, loss, d_loss):
-            theta = (theirs < exact(log_p).value).astype(float)
+            gap = log_softmax(draft) - log_p
+            sure = np.abs(gap.value) > gap.bound()  # there the oracle's own run says it
+            theta = np.where(sure, gap.value < 0, theirs < exact(log_p).value).astype(float)
             return lk_loss_backward(draft, log_p, loss, d_loss, theta=theta), None
 
         return node._replace(op=Op(node.op.forward, backward))
@@ -127,6 +132,21 @@ class UnrollRun:
             elif stage in ("mx_input", "mx_hidden"):
                 pins[(step, stage)] = Running(self.cleaned(result.trace[f"{step}/{stage}"]))
         return pins
+
+    def kept(self, node: Node, values: dict, theirs):
+        """A pinned decision where the oracle's own run allows it; what it cannot have come from is not followed."""
+        ours = values[node.key]
+        if node.key[1] == "experts":
+            scores, bias = (exact(values[key]) for key in node.inputs)
+            _, legal = judge_experts(theirs, scores, bias.value, self.case.config.num_experts_per_token, self.formats)
+        elif node.key[1] == "tokens":
+            legal = near_best(exact(values[node.inputs[0]]), theirs, values["draft_to_target"])
+        else:
+            with np.errstate(invalid="ignore"):
+                legal = ~(np.abs(theirs.value - ours.value) > ours.bound())
+        padding = ~self.walker.valid.reshape(self.walker.valid.shape + (1,) * (ours.ndim - 2))
+        legal = legal.reshape(legal.shape + (1,) * (ours.ndim - legal.ndim))
+        return np.where(legal | padding, theirs, ours)
 
     def cleaned(self, value: np.ndarray) -> np.ndarray:
         documents = self.inputs.get("documents")

@@ -1,28 +1,36 @@
-"""Whether the suite could have failed: every mutant against it, the blame it gives, and honest twins beside them."""
+"""Whether the suite could have failed: mutants, null adapters and honest twins of ``fast`` against it.
+
+python -m conformance.power POWER.md            everything, with power.json beside it
+python -m conformance.power --only NAME ...     these mutants or areas, on the terminal
+"""
 
 import argparse
+import json
 import os
-import sys
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 
 from conformance import adapter, checks, results
-from conformance.mutants import MUTANTS
-from conformance.mutants.core import Mutant
+from conformance.mutants import MUTANTS, Mutant
+from conformance.nulls import NULLS, Previous
 
 KINDS = ("trace", "stage", "end_to_end")
+LAYOUTS = ("mtp", "eagle3")
 
 
-def subject_for(layout: str, policy: str, choices=None) -> adapter.Subject:
-    """``fast`` that declares just this layout, policy and these choices."""
+def subject_for(layout: str, policy: str, choices=None, formats=None, kind=adapter.Subject) -> adapter.Subject:
+    """``fast`` that declares just this layout, policy and these choices, as a subject of class ``kind``."""
     from conformance.adapters.fast import POLICIES, FastAdapter
 
     fast = FastAdapter("eager")  # whose functions the mutants change
     fast.layouts, fast.choices = [layout], dict(choices or {})
-    fast.policies, fast.formats = {policy: POLICIES[policy]}, POLICIES[policy]
-    return adapter.Subject(fast)
+    fast.formats = POLICIES[policy] | (formats or {})
+    fast.policies = {policy: fast.formats}
+    return kind(fast)
 
 
 def outcome_of(check, subject) -> dict:
@@ -36,42 +44,57 @@ def outcome_of(check, subject) -> dict:
         return entry | results.EMPTY | {"verdict": "error", "message": str(error) + error.details, "extra": {}}
 
 
-def outcomes(subject, kind: str, *, policy: str, methods=(), cases=(), seed: int = 0) -> list[dict]:
-    plan = checks.plan(subject.description, policies=[policy], stages=methods or None, seed=seed)
-    wanted = [check for check in plan if check.kind == kind and (not cases or check.case in cases)]
+def outcomes(subject, kinds: Iterable[str], *, methods=(), cases=(), seed: int = 0) -> list[dict]:
+    plan = checks.plan(subject.description, stages=methods or None, seed=seed)
+    wanted = [check for check in plan if check.kind in kinds and (not cases or check.case in cases)]
     return [outcome_of(check, subject) for check in wanted]
+
+
+def faults(subject, found: list[dict]) -> list[dict]:
+    return results.faults({"subject": {"policies": list(subject.description.policies)}, "checks": found})
+
+
+# -- mutants -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Verdict:
-    """What the suite said of a mutant. ``seconds`` is for the slowest ones to be found."""
+    """What the suite said of a mutant: the first fault, and which way it was seen."""
 
     name: str
-    killed: bool
+    killed: bool = False
     kind: str = ""
     check: str = ""
     stage: str = ""
     direction: str = ""
     step: int | None = None
-    message: str = ""
     right: bool = False
     failing: int = 0
-    seconds: float = field(default=0.0, compare=False)
+    message: str = ""
 
 
 def run_mutant(mutant: Mutant, seed: int = 0) -> Verdict:
     """The walk first, then the stages, then end to end, until one of them fails; the blame of its first fault."""
-    start = time.perf_counter()
     for kind in ("stage",) if mutant.methods else KINDS:
         with mutant.change():
             subject = subject_for(mutant.layout, mutant.policy, mutant.choices)
-            found = outcomes(subject, kind, policy=mutant.policy, methods=mutant.methods, seed=seed)
-        faulty = results.faults({"subject": {"policies": [mutant.policy]}, "checks": found})
-        if faulty:
-            verdict = blamed(mutant, faulty[0])
-            verdict.kind, verdict.failing, verdict.seconds = kind, len(faulty), time.perf_counter() - start
-            return verdict
-    return Verdict(mutant.name, False, seconds=time.perf_counter() - start)
+            found = faults(subject, outcomes(subject, (kind,), methods=mutant.methods, seed=seed))
+        if found:
+            return blamed(mutant, kind, found)
+    return Verdict(mutant.name)
+
+
+def blamed(mutant: Mutant, kind: str, found: list[dict]) -> Verdict:
+    first = found[0]
+    stage, direction, step = results.blamed_stage(first), direction_of(first), first["first_step"]
+    directions = ("forward", "backward") if mutant.direction == "graph" else (mutant.direction,)
+    right = (
+        stage.partition(".")[0] == mutant.stage
+        and direction in directions
+        and mutant.step in (None, step)
+        and mutant.says in first["message"]
+    )
+    return Verdict(mutant.name, True, kind, first["id"], stage, direction, step, right, len(found), first["message"])
 
 
 DECISIONS = ("decision", "experts", "mx_input", "mx_hidden", "below")
@@ -89,55 +112,179 @@ def direction_of(check: dict) -> str:
     return "forward"
 
 
-def blamed(mutant: Mutant, check: dict) -> Verdict:
-    stage, direction = results.blamed_stage(check), direction_of(check)
-    right = (
-        stage.partition(".")[0] == mutant.stage
-        and direction in (("forward", "backward") if mutant.direction == "graph" else (mutant.direction,))
-        and (mutant.step is None or check["first_step"] == mutant.step)
-        and mutant.says in check["message"]
-    )  # fmt: skip
-    return Verdict(
-        mutant.name, True, check=check["id"], stage=stage, direction=direction, step=check["first_step"],
-        message=check["message"], right=right,
-    )  # fmt: skip
+# -- null adapters -----------------------------------------------------------------------------------------------------
+
+
+FROZEN = "unroll.frozen.end"  # says nothing of an answer that has no gradient for frozen arrays
+
+
+@dataclass
+class NullVerdict:
+    """``escaped``: offered methods without a failing check, and end-to-end checks that passed. ``passed``: what it got
+    right in every case; ``undecided`` counts the checks that say so.
+    """
+
+    name: str
+    layout: str
+    checks: int
+    failed: int
+    undecided: int
+    escaped: list[str]
+    passed: list[str]
+
+
+def run_null(name: str, layout: str, policy: str = "float32", cases=()) -> NullVerdict:
+    subject = NULLS[name](subject_for(layout, policy))
+    if isinstance(subject, Previous):
+        outcomes(subject, KINDS, cases=cases, seed=1)
+    found = [check for check in outcomes(subject, KINDS, cases=cases) if check["verdict"] != "not offered"]
+    verdicts: dict[str, set] = {}
+    for check in found:
+        verdicts.setdefault(check["stage"] if check["kind"] == "stage" else "unroll", set()).add(check["verdict"])
+    escaped = sorted(method for method, seen in verdicts.items() if not seen & set(results.FAULTS))
+    for check in found:
+        if check["kind"] == "end_to_end" and check["verdict"] == "pass" and not check["id"].startswith(FROZEN):
+            escaped.append(check["id"])
+    count = Counter(check["verdict"] for check in found)
+    failed = sum(count[verdict] for verdict in results.FAULTS)
+    return NullVerdict(name, layout, len(found), failed, count["undecided"], escaped, always_right(found))
+
+
+def always_right(found: list[dict]) -> list[str]:
+    """What passed wherever it was asked: stage or method, quantity, and look."""
+    asked: dict[str, set] = {}
+    for check in found:
+        asked.setdefault(f"{check['stage']}.{check['quantity']} ({check['kind']})", set()).add(check["verdict"])
+    return sorted(what for what, seen in asked.items() if seen == {"pass"})
+
+
+# -- honest twins ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Honest:
+    """Runs of one twin and what they raised; a run is one unroll and its walk, or one case's stage checks."""
+
+    twin: str
+    layout: str
+    policy: str
+    runs: int
+    checks: int
+    alarms: list[str]
+
+
+def honest_twins() -> list:
+    """The population of conformance.twins, and stochastic rounding for those who declare it."""
+    from conformance.mutants.core import everywhere
+    from conformance.mutants.precise import stochastic_stores
+    from conformance.twins import TWINS, Twin
+
+    return [
+        *TWINS,
+        Twin("stochastic rounding", lambda: everywhere("linear", stochastic_stores), policies=("bfloat16",)),
+    ]
+
+
+def run_honest(task: tuple) -> Honest:
+    name, layout, policy, seed, kind = task
+    twin = next(twin for twin in honest_twins() if twin.name == name)
+    formats = {"rounding": "stochastic"} if name == "stochastic rounding" else {}
+    with twin.change():
+        subject = subject_for(layout, policy, formats=formats, kind=partial(Thinned, twin.trace))
+        found = outcomes(subject, (kind,), seed=seed)
+    alarms = [f"{name}, seed {seed}: {check['id']}: {check['message']}" for check in faults(subject, found)]
+    return Honest(name, layout, policy, len({check["case"] for check in found}), len(found), alarms)
+
+
+class Thinned(adapter.Subject):
+    """A subject whose trace passes through ``thin``."""
+
+    def __init__(self, thin: Callable[[dict], dict], fast):
+        super().__init__(fast)
+        self.thin = thin
+
+    def call(self, method: str, **keywords) -> adapter.Result:
+        result = super().call(method, **keywords)
+        result.trace = self.thin(result.trace)
+        return result
+
+
+def honest_tasks(seeds: int) -> list[tuple]:
+    """Walks on every seed, stage checks on the first one where the twin changes more than its trace."""
+    tasks = []
+    for twin in honest_twins():
+        for layout in LAYOUTS:
+            for policy in twin.policies:
+                tasks += [(twin.name, layout, policy, seed, "trace") for seed in range(seeds)]
+                tasks += [(twin.name, layout, policy, 0, "stage")] if twin.trace is dict else []
+    return tasks
+
+
+# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def one_thread() -> None:
-    """One thread a process: the twin's arrays are small, and two processes share the machine."""
     import torch
 
     torch.set_num_threads(1)
 
 
-def _run(name: str) -> Verdict:
+def _mutant(name: str) -> Verdict:
     return run_mutant(next(mutant for mutant in MUTANTS if mutant.name == name))
 
 
-def run_all(names: Iterable[str], processes: int = 2) -> Iterable[Verdict]:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+def _null(task: tuple) -> NullVerdict:
+    return run_null(*task)
+
+
+def spread(function: Callable, tasks: list, processes: int) -> Iterator:
+    """``function`` of every task, in order, over so many processes of one thread each."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     with get_context("spawn").Pool(processes, one_thread) as pool:
-        yield from pool.imap(_run, list(names), chunksize=1)
+        yield from pool.imap(function, tasks, chunksize=1)
+
+
+def select(names: Iterable[str]) -> list[Mutant]:
+    chosen = set(names)
+    return [m for m in MUTANTS if not chosen or {m.name, m.area} & chosen]
+
+
+def shown(mutant: Mutant, verdict: Verdict) -> str:
+    if not verdict.killed:
+        return f"survived  {mutant.name}"
+    seen = f"{verdict.stage} {verdict.direction} {verdict.step}, {verdict.check}: {verdict.message[:200]}"
+    if verdict.right:
+        return f"right     {mutant.name}: {seen}"
+    return f"WRONG     {mutant.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}, got {seen}"
+
+
+def write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.partial")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", nargs="?", type=Path)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2)
-    arguments = parser.parse_args()
-    names = [m.name for m in MUTANTS if not arguments.names or m.name in arguments.names or m.area in arguments.names]
-    expected = {m.name: m for m in MUTANTS}
-    for verdict in run_all(names, arguments.processes):
-        mutant = expected[verdict.name]
-        state = "survived" if not verdict.killed else "right" if verdict.right else "WRONG"
-        if not verdict.killed or not verdict.right:
-            print(
-                f"{state:9}{verdict.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}; "
-                f"got {verdict.stage} {verdict.direction} {verdict.step} {verdict.check} {verdict.message[:300]}"
-            )
-        else:
-            print(f"{state:9}{verdict.name}: {verdict.check} {verdict.failing} {verdict.seconds:.1f} s")
-        sys.stdout.flush()
+    options = parser.parse_args()
+    mutants, verdicts = select(options.only), []
+    for mutant, verdict in zip(mutants, spread(_mutant, [m.name for m in mutants], options.processes), strict=True):
+        verdicts.append(verdict)
+        print(shown(mutant, verdict), flush=True)
+    if options.report is None:
+        return
+    nulls = list(spread(_null, [(name, layout) for name in NULLS for layout in LAYOUTS], options.processes))
+    honest = list(spread(run_honest, honest_tasks(options.seeds), options.processes))
+    from conformance.power_report import markdown
+
+    write(options.report, markdown(mutants, verdicts, nulls, honest))
+    everything = {"mutants": verdicts, "nulls": nulls, "honest": honest}
+    data = {name: [asdict(one) for one in part] for name, part in everything.items()}
+    write(options.report.with_name("power.json"), json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Nothing here is a tolerance: formats in, unit roundoffs out.
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log, sqrt
 
 from reference.formats import FORMATS, Format
@@ -41,7 +41,9 @@ INTERNAL_POINTS = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The formats an implementation declares, as roundoffs. ``formats`` maps the keys above to names of FORMATS."""
+    """The formats an implementation declares, as roundoffs. ``formats`` maps the keys above to names of FORMATS, and
+    ``rounding`` of its stores to ``nearest`` or ``stochastic``.
+    """
 
     formats: dict = field(default_factory=dict)
 
@@ -51,10 +53,17 @@ class Arithmetic:
         return FORMATS[self.formats.get(name, default)]
 
     def at(self, point) -> Format:
-        """The format that a value is rounded to at ``point``: a key of ``reference.graph`` or an internal point."""
+        """The format that a value is rounded to at ``point``: a key of ``reference.graph`` or an internal point.
+
+        Stochastic rounding errs by up to a whole spacing, like rounding to nearest with one bit less.
+        """
         if isinstance(point, tuple):
-            return self[BOUNDARY_FORMATS.get(point[1], "storage")]
-        return self[point if point in INTERNAL_POINTS or point in self.formats or point == "storage" else "gradient"]
+            form = self[BOUNDARY_FORMATS.get(point[1], "storage")]
+        else:
+            form = self[
+                point if point in INTERNAL_POINTS or point in self.formats or point == "storage" else "gradient"
+            ]
+        return replace(form, precision=form.precision - 1) if self.formats.get("rounding") == "stochastic" else form
 
     @property
     def unit(self) -> float:

@@ -129,7 +129,7 @@ def smallest_experts_chosen():
     return routed(change)
 
 
-@mutant("route", "decision", 1, "a set of n: its order says nothing", "E07: sglang #8125")
+@mutant("route", "decision", 1, "a set of n: its order says nothing", "sglang #8125")
 def last_slot_taken_for_the_smallest():
     def change(scores, bias, config, choices):
         key = (scores + bias).detach()
@@ -522,7 +522,7 @@ def mean_instead_of_weighted_sum():
     return around(moe, "moe_combine", lambda o, y, w, *args: o(y, torch.full_like(w, 1 / w.shape[-1]) + 0 * w, *args))
 
 
-@mutant("moe_combine", "forward", 1, "weights go with their experts", "E07: sglang #8125")
+@mutant("moe_combine", "forward", 1, "weights go with their experts", "sglang #8125")
 def weights_in_another_order_than_experts():
     return around(moe, "moe_combine", lambda o, y, w, *args: o(y, w.flip(-1), *args))
 

@@ -210,7 +210,7 @@ def padded_vocabulary_in_the_normaliser():
     return slot_loss(change)
 
 
-@mutant("lk_loss", "forward", 1, "the vocabulary's last block counts", "M22: aiter #2900")
+@mutant("lk_loss", "forward", 1, "the vocabulary's last block counts", "ragged last blocks: aiter #2900")
 def last_block_of_the_vocabulary_dropped():
     def change(log_q, log_p, draft, target):
         return right(log_q[..., :96], log_p[..., :96])

@@ -229,3 +229,21 @@ def one_element_off():
         return original(x, params, spoiled)
 
     return around(attention, "mla_latent", wrapper)
+
+
+def stochastic_stores(original, x, weight, dtype=None):
+    """Products stored in bfloat16 by stochastic rounding: a fault unless it is declared."""
+    y = original(x, weight, ops.wide(x.dtype))
+    if (dtype or x.dtype) != torch.bfloat16:
+        return y.to(dtype or x.dtype)
+    dither = torch.randint(0, 1 << 16, y.shape, dtype=torch.int32)
+    up = ((y.detach().contiguous().view(torch.int32) + dither) & -(1 << 16)).view(torch.float32)
+    return with_gradient_of(up, y).bfloat16()
+
+
+@mutant(
+    "fusion", "forward", 1, "stores round to nearest unless declared otherwise", "M19: oneDNN #2903", policy="bfloat16"
+)
+def stochastic_rounding_undeclared():
+    torch.manual_seed(0)
+    return everywhere("linear", stochastic_stores)

@@ -167,12 +167,12 @@ def blocks_of_sixteen():
     return around(moe, "fake_quantize", wrapper)
 
 
-@mutant("mx_input", "forward", 1, "a block has its own scale", "M23: torchao #3603")
+@mutant("mx_input", "forward", 1, "a block has its own scale", "own; per-row scales")
 def scale_of_the_whole_row():
     return exponents(lambda e, amax, element: e.amax(-1, keepdim=True).expand_as(e))
 
 
-@mutant("mx_input", "forward", 1, "a block has its own scale", "M23: flashinfer #4574")
+@mutant("mx_input", "forward", 1, "a block has its own scale", "scale layouts: flashinfer #4574")
 def scales_of_neighbouring_blocks_swapped():
     return exponents(lambda e, amax, element: e.roll(1, -1) if e.shape[-1] > 1 else e)
 

@@ -182,12 +182,12 @@ def replacement_reuses_the_acceptances_draw():
     return sampler(final=lambda p, q, rest, draw: sampling.inverse_cdf(rest, draw[1]))
 
 
-@sampled("speculative_sample", "forward", None, "a token of probability 0 is never drawn", "S08", **SAMPLE)
+@sampled("speculative_sample", "forward", None, "a token of probability 0 is never drawn", "own", **SAMPLE)
 def replacement_of_probability_zero():
     return sampler(final=lambda p, q, rest, draw: (sampling.inverse_cdf(rest, draw[2]) + 1) % len(p))
 
 
-@sampled("speculative_sample", "forward", None, LAW, "S10; own", **SAMPLE)
+@sampled("speculative_sample", "forward", None, LAW, "own", **SAMPLE)
 def always_accepted():
     return sampler(accept=lambda p, q, draw, x: draw[1] >= 0)
 

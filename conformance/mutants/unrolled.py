@@ -599,7 +599,7 @@ def features_in_another_order():
     return taps(lambda low, mid, high: (mid, low, high))
 
 
-@mutant("fusion", "forward", 1, TAPS, "T14: tokenspeed #526; T16: tokenspeed #913")
+@mutant("fusion", "forward", 1, TAPS, "T16: tokenspeed #913")
 def low_is_a_view_of_mid():
     return taps(lambda low, mid, high: (mid, mid, high))
 
@@ -668,7 +668,7 @@ def idle_expert_gradient_uninitialised():
     return around(unroll, "quantize_experts", wrapper)
 
 
-@mutant("expert_hidden", "forward", 1, "expert 0 is an expert", "T32: sglang #33541")
+@mutant("expert_hidden", "forward", 1, "expert 0 is an expert", "sglang #33541")
 def expert_zero_taken_for_missing():
     def wrapper(original, x, weights, groups, dtype):
         return original(x, (weights[0] * 0, *weights[1:]), groups, dtype)
