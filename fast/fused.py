@@ -2,8 +2,8 @@
 
 What differs: products in the storage type with wide accumulation, weight gradients of all steps in one product
 (``deferred``), experts quantised once per optimizer step (``experts``), attention without a map (``merged_attention``),
-head and loss after the unroll (``deferred_head``), norms and activations that keep only their inputs (``pointwise``),
-and recomputation where the caller asks for it.
+head and loss after the unroll (``linear_loss``), norms and activations that keep only their inputs (``pointwise``), and
+recomputation where the caller asks for it.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fast.deferred import Weight
-from fast.deferred_head import head_argmax, head_loss
 from fast.experts import ExpertCache, Experts
 from fast.fusion import embed, first_slots
+from fast.layer import argmax_token
+from fast.linear_loss import CHUNK_ROWS, linear_lk_total, times_transposed
 from fast.loss import total_loss
 from fast.merged_attention import attention
 from fast.moe import MOE, mx_input, route
@@ -188,33 +189,35 @@ def unroll(
     plan, forced, inputs = plan or Plan(), forced or {}, sanitize(inputs)
     check_inputs(inputs, config.vocab_size)
     layer = Layer(params, config, choices, plan, cache)
-    normed, supervised = run_steps(layer, inputs, _once(record), forced)
+    normed = run_steps(layer, inputs, _once(record), forced)
+    supervised = supervised_slots(inputs, config, choices)
     shares = slot_shares(supervised, choices, config.num_steps, counts, wide(layer.dtype))
-    weight = layer.head.detach() if HEAD in frozen_parameters(choices) else layer.head
-    total, slot_losses = head_loss(
-        normed, weight, inputs["target_logits"], shares, logits_dtype=layer.precision("logits"),
-        target_shift=choices.target_alignment == "shifted", draft_to_target=inputs.get("draft_to_target"),
+    total, slot_losses = linear_lk_total(
+        torch.stack(normed).flatten(1, 2),
+        inputs["target_logits"].flatten(0, 1),
+        layer.head.detach() if HEAD in frozen_parameters(choices) else layer.head,
+        shares.flatten(1),
+        target_shift=choices.target_alignment == "shifted",
+        draft_to_target=inputs.get("draft_to_target"),
         reduced_target=choices.reduced_target,
-    )  # fmt: skip
+        logits="bfloat16" if layer.precision("logits") == torch.bfloat16 else "float32",
+    )
+    slot_losses = slot_losses.view(supervised.shape)
     weights = choices.weights(config.num_steps)
     _, step_losses = total_loss(slot_losses, supervised, weights, choices.reduction, counts)
     return {"total_loss": total, "step_losses": step_losses, "slot_losses": slot_losses, "supervised": supervised}
 
 
-def run_steps(layer: Layer, inputs: dict, record, forced: dict) -> tuple[list[Tensor], Tensor]:
-    """The K normed hidden states [B, T, d], and the supervised slots bool [K, B, T]."""
-    config, choices, documents = layer.config, layer.choices, inputs.get("documents")
-    draft_to_target, keys, values, normed, supervised = inputs.get("draft_to_target"), [], [], [], []
+def run_steps(layer: Layer, inputs: dict, record, forced: dict) -> list[Tensor]:
+    """The K normed hidden states [B, T, d]."""
+    choices, documents, keys, values, normed = layer.choices, inputs.get("documents"), [], [], []
     feature = record("1/fusion", layer.fusion(inputs["low"], inputs["mid"], inputs["high"]))
-    inside = None
-    if choices.reduced_supervision == "argmax_inside":
-        inside = inside_draft_vocabulary(inputs["target_logits"], draft_to_target)
-    slots = {**inputs, "target_logits": inputs["target_logits"][..., :1]}  # the head reads the rest where it lies
-    for k in range(1, config.num_steps + 1):
+    slots = without_targets(inputs)
+    for k in range(1, layer.config.num_steps + 1):
         at_step = partial(_at_step, record, k)
-        tokens, _, mask = step_inputs(slots, k, choices)
+        tokens, _, _ = step_inputs(slots, k, choices)
         if choices.token_source == "own" and k > 1:
-            tokens = forced.get(f"{k}/tokens", own_tokens(layer, normed[-1], draft_to_target))
+            tokens = forced.get(f"{k}/tokens", own_tokens(layer, normed[-1], inputs.get("draft_to_target")))
             at_step("tokens", tokens)
         zero = first_slots(tokens, documents) if choices.zero_first_embedding and k == 1 else None
         embedding = at_step("embed", embed(tokens, layer.table, zero))
@@ -222,26 +225,48 @@ def run_steps(layer: Layer, inputs: dict, record, forced: dict) -> tuple[list[Te
         feature, key, value = step(feature, embedding, documents, forced.get(f"{k}/experts"), at_step, *keys, *values)
         keys, values = [*keys, key], [*values, value]
         normed.append(layer.head_norm(feature, at_step))
-        if inside is not None:
-            mask = mask & (inside if choices.target_alignment == "fixed" else shift(inside, k - 1, False))
-        supervised.append(mask)
         feature = recycle(feature, normed[-1], choices)
-    return normed, torch.stack(supervised)
+    return normed
 
 
+def without_targets(inputs: dict) -> dict:
+    """The inputs with one column of the target logits: shifting all of them would copy them at every step."""
+    return {**inputs, "target_logits": inputs["target_logits"][..., :1]}
+
+
+def supervised_slots(inputs: dict, config, choices) -> Tensor:
+    """Which slots count at which step, bool [K, B, T], of sanitised inputs."""
+    slots, steps = without_targets(inputs), range(1, config.num_steps + 1)
+    masks = [step_inputs(slots, k, choices)[2] for k in steps]
+    if choices.reduced_supervision == "argmax_inside":
+        inside = inside_draft_vocabulary(inputs["target_logits"], inputs["draft_to_target"])
+        fixed = choices.target_alignment == "fixed"
+        masks = [m & (inside if fixed else shift(inside, k - 1, False)) for k, m in zip(steps, masks, strict=True)]
+    return torch.stack(masks)
+
+
+@torch.no_grad()
 def own_tokens(layer: Layer, normed: Tensor, draft_to_target: Tensor | None) -> Tensor:
-    """The target id of each slot's largest logit. [B, T, d] -> int64 [B, T]."""
-    found = head_argmax(normed, layer.head, layer.precision("logits"))
-    return found if draft_to_target is None else draft_to_target.long()[found]
+    """The target id of each slot's largest logit, from a chunk of logits at a time. [B, T, d] -> int64 [B, T]."""
+    found = []
+    for h in normed.flatten(0, 1).split(CHUNK_ROWS):
+        logits = h.new_empty((len(h), len(layer.head)), dtype=layer.precision("logits"))
+        found.append(argmax_token(times_transposed(h, layer.head, logits), draft_to_target))
+    return torch.cat(found).view(normed.shape[:2])
 
 
 def slot_shares(supervised: Tensor, choices, num_steps: int, counts, dtype: torch.dtype) -> Tensor:
     """What each slot's loss counts in the total, [K, B, T], as ``fast.loss.total_loss`` weighs it."""
-    if counts is None:
-        counts = supervised.sum((1, 2)) if choices.reduction == "supervised" else supervised[0].numel()
+    counts = slot_counts(supervised, choices) if counts is None else counts
     counts = torch.as_tensor(counts, device=supervised.device).clamp(min=1).to(dtype)
     share = torch.tensor(choices.weights(num_steps), dtype=dtype, device=supervised.device) / counts  # [K]
     return torch.where(supervised, share[:, None, None], 0)
+
+
+def slot_counts(supervised: Tensor, choices) -> Tensor:
+    """What each step's sum of losses is divided by, int64 [K]: supervised slots, or B T with "all_slots"."""
+    slots = supervised if choices.reduction == "supervised" else torch.ones_like(supervised)
+    return slots.sum((1, 2))
 
 
 def _at_step(record, step: int, name: str, x: Tensor) -> Tensor:
