@@ -67,9 +67,10 @@ def quantize(
 
 
 def _quantize(x: Tensor, element: Format, rule: str, packed: bool, backend: str) -> tuple[Tensor, Tensor]:
-    shape = split_blocks(x.detach()).shape[:-1]
-    scales = torch.empty(shape, dtype=torch.uint8, device=x.device)
-    codes = torch.empty((*shape[:-1], shape[-1] * (16 if packed else 32)), dtype=torch.uint8, device=x.device)
+    check_blocks(x)
+    *outer, size = x.shape
+    scales = torch.empty((*outer, size // BLOCK), dtype=torch.uint8, device=x.device)
+    codes = torch.empty((*outer, size // 2 if packed else size), dtype=torch.uint8, device=x.device)
     _kernels(backend).mx_quantize(x.detach().contiguous(), _index(element), carry(element, rule), packed, scales, codes)
     return scales, codes
 
@@ -101,10 +102,15 @@ def check_rule(rule: str) -> None:
         raise ValueError(f"rule is {rule!r}; wanted one of {', '.join(RULES)}")
 
 
-def split_blocks(x: Tensor) -> Tensor:
-    """x [..., 32n] -> [..., n, 32], bfloat16 widened to float32, which is exact."""
+def check_blocks(x: Tensor) -> None:
+    """Raises ValueError for a last axis that does not end with a block."""
     if x.shape[-1] % BLOCK:
         raise ValueError(f"the last axis has {x.shape[-1]} values; wanted a multiple of the MX block, {BLOCK}")
+
+
+def split_blocks(x: Tensor) -> Tensor:
+    """x [..., 32n] -> [..., n, 32], bfloat16 widened to float32, which is exact."""
+    check_blocks(x)
     x = x.float() if x.dtype == torch.bfloat16 else x
     return x.unflatten(-1, (-1, BLOCK))
 
@@ -262,7 +268,7 @@ def _fake_quantize(x: Tensor, format: str, rule: str, source: str, out: Tensor, 
         if inside is not None:
             inside.copy_(_inside(value, scales, element))
         return out.copy_(dequantize(scales, codes, format, x.dtype, backend="eager"))
-    split_blocks(x)
+    check_blocks(x)
     mask = None if inside is None else inside.view(torch.uint8)
     round_first = source == "bfloat16" and x.dtype != torch.bfloat16
     _kernels(chosen).mx_fake_quantize(x.contiguous(), _index(element), carry(element, rule), round_first, out, mask)
