@@ -245,12 +245,12 @@ def test_backends_by_name():
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [pytest.param(*native.values, 1 << 20, marks=native.marks), ("eager", 9 << 20)]
+    ("name", "limit"), [pytest.param(*native.values, 1 << 20, marks=native.marks), ("eager", 33 << 20)]
 )
 def test_the_loss_takes_no_matrix_of_logits(name, limit):
-    z, y = (x.float() for x in logits(64, 40000))
+    z, y = (torch.randn(64, 163840) for _ in range(2))
     weight, out = torch.ones(64), torch.empty(z.shape)
-    assert z.nbytes > 10_000_000
+    assert z.nbytes > 40_000_000
     taken = peak_allocated(lambda: loss.lk_loss_with_gradient(z, y, weight, out=out, backend=name))
     assert taken < limit
 

@@ -105,7 +105,7 @@ def test_a_planted_fault_is_caught_and_named(module, name, fault, layout, step, 
     with replaced(module, name, fault):
         found = first_fault(layout)
     assert (found["first_step"], found["extra"]["blamed"]) == (step, stage)
-    assert f"step {step}, stage {stage}" in found["sentence"]
+    assert (f"step {step}, stage {stage}" if step else f"First fault: stage {stage}") in found["sentence"]
     assert "Repeat: pytest" in found["sentence"]
 
 
