@@ -96,7 +96,7 @@ def glu_reassociated(original, gate, up, beta, linear_beta):
 
 def glu_by_exponentials(original, gate, up, beta, linear_beta):
     g, u = gate.to(wide(gate.dtype)), up.to(wide(up.dtype))
-    sigmoid = torch.exp(-torch.nn.functional.softplus(-g))
+    sigmoid = torch.exp(-torch.logaddexp(torch.zeros_like(g), -g))
     return (beta * torch.tanh(g / beta) * sigmoid * (linear_beta * torch.tanh(u / linear_beta))).to(gate.dtype)
 
 
@@ -121,12 +121,6 @@ def attention_by_parts(original, query, keys, values, documents=None):
         output = output * torch.exp(lse - total) + torch.exp(own - total) * value.to(compute)
         lse = total
     return output
-
-
-def gate_by_tanh(original, x, output, params, record):
-    pre = record("attn_gate.pre", attention.linear(x, params["self_attn.g_proj.weight"]))
-    half = pre.to(output.dtype) / 2
-    return record("attn_gate", ((0.5 * torch.tanh(half) + 0.5) * output).to(x.dtype))
 
 
 def projection_stored(original, gated, params, residual, record):
@@ -255,7 +249,6 @@ TWINS = [
     Twin("SiTU by exponentials", lambda: everywhere("situ_glu", glu_by_exponentials)),
     Twin("attention, query scaled", lambda: around(attention, "attention", scaled_query)),
     Twin("attention by parts", lambda: around(attention, "attention", attention_by_parts)),
-    Twin("gate by tanh", lambda: around(attention, "attn_gate", gate_by_tanh)),
     Twin("projection stored", lambda: around(layer, "attn_output", projection_stored)),
     Twin("experts in another order", lambda: around(moe, "route", other_expert_order)),
     Twin("highest id at ties", lambda: around(moe, "route", highest_id_at_ties)),
