@@ -1,6 +1,7 @@
 """REPORT.md: one page with every stage and quantity, from the results alone."""
 
 from collections import defaultdict
+from pathlib import Path
 
 from conformance.report import cell, closing, pairs, rank, show, title, worst_check
 from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
@@ -31,6 +32,7 @@ def markdown(results: dict, changes: dict | None = None) -> str:
         _not_offered(checks),
         _known_deviations(checks),
         _findings(results),
+        _power(),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -262,3 +264,12 @@ def table(columns: list[str], rows: list) -> str:
 
 def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _power() -> str:
+    """What `make power` last measured of the suite itself; the whole kill table is POWER.md."""
+    measured = Path(__file__).with_name("measured_power.md")
+    if not measured.exists():
+        return ""
+    lead = "Planted faults that this suite catches, and honest implementations that it lets pass: POWER.md has each."
+    return f"## Power of the suite\n\n{lead}\n\n{measured.read_text(encoding='utf-8').rstrip()}"

@@ -279,9 +279,10 @@ def main() -> None:
         return
     nulls = list(spread(_null, [(name, layout) for name in NULLS for layout in LAYOUTS], options.processes))
     honest = list(spread(run_honest, honest_tasks(options.seeds), options.processes))
-    from conformance.power_report import markdown
+    from conformance.power_report import digest, markdown
 
     write(options.report, markdown(mutants, verdicts, nulls, honest))
+    write(Path(__file__).with_name("measured_power.md"), digest(mutants, verdicts, nulls, honest))
     everything = {"mutants": verdicts, "nulls": nulls, "honest": honest}
     data = {name: [asdict(one) for one in part] for name, part in everything.items()}
     write(options.report.with_name("power.json"), json.dumps(data, indent=1) + "\n")
