@@ -1,0 +1,50 @@
+"""Measure sections, and make BENCHMARKS.md of all that has been measured.
+
+python -m benchmarks.run [SECTION ...] [--runs 7]     (in .venv-peers, for the peers' rows)
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import warnings
+
+from benchmarks import loss, mx, report
+
+WARM = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"}
+ALONE = {"OMP_NUM_THREADS": "1"}
+SECTIONS = {
+    "loss": (loss.measure, {}),
+    "loss, one thread": (loss.measure_one_thread, ALONE),
+    "loss, warm heap": (loss.measure_short, WARM),  # freed pages are kept, as a GPU's caching allocator does
+    "mx": (mx.measure, {}),
+    "mx, one thread": (mx.measure, ALONE),
+}
+
+
+def measure(section: str, runs: int) -> None:
+    cases = []
+    for case in SECTIONS[section][0](runs):
+        print(report.table(case), flush=True)
+        cases.append(case)
+        everything = report.save(section, cases)
+    report.PAGE.write_text(report.page(everything), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", nargs="*", default=[], help=", ".join(SECTIONS))
+    parser.add_argument("--runs", type=int, default=7)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for section in options.section or list(SECTIONS):
+        needed = SECTIONS[section][1]
+        if needed.items() <= os.environ.items():
+            measure(section, options.runs)
+        else:  # the environment is read when a process starts
+            command = [sys.executable, "-m", "benchmarks.run", section, "--runs", str(options.runs)]
+            subprocess.run(command, env=os.environ | needed, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Measuring beside one another: interleaved times, peak memory of one call, bytes kept for the backward pass."""
+
+import ctypes
+import gc
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+PAGE = 4096
+
+
+def clock() -> float:
+    """Seconds of wall time; with one thread seconds of processor time, which other processes do not lengthen."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def interleaved(functions: dict[str, Callable], runs: int) -> dict[str, list[float]]:
+    """Seconds of every function, ``runs`` times in turn after one unmeasured round, so that load hits all alike."""
+    for function in functions.values():
+        function()
+    return timed_in_turn(functions, runs)
+
+
+def timed_in_turn(functions: dict[str, Callable], runs: int) -> dict[str, list[float]]:
+    """The same without the unmeasured round."""
+    times = {name: [] for name in functions}
+    for _ in range(runs):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def median(times: list[float]) -> float:
+    return statistics.median(times)
+
+
+def spread(times: list[float]) -> str:
+    """Median and range, in milliseconds."""
+    return f"{median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}) ms"
+
+
+def ratio(times: dict[str, list[float]], a: str, b: str) -> str:
+    """Median and range of the ratio a / b, run by run."""
+    ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def peak_extra(function: Callable, interval: float = 0.002) -> int:
+    """Peak resident bytes of one call above those at its start, freed memory returned to the system first."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before, peak, done = resident(), 0, threading.Event()
+
+    def sample():
+        nonlocal peak
+        while not done.wait(interval):
+            peak = max(peak, resident())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    function()
+    done.set()
+    sampler.join()
+    return max(peak, resident()) - before
+
+
+@contextmanager
+def kept_for_backward(own: list[torch.Tensor]):
+    """Yields a list to which the bytes of every storage that autograd keeps are added, parameters ``own`` left out."""
+    seen, sizes = {x.untyped_storage().data_ptr() for x in own}, []
+
+    def pack(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            sizes.append(storage.nbytes())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield sizes
+
+
+def about() -> str:
+    threads = torch.get_num_threads()
+    return f"torch {torch.__version__}, {threads} threads; medians (range), run in turn; times on a shared machine"
