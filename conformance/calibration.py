@@ -22,6 +22,8 @@ from conformance.compare import BIAS_LIMIT
 from conformance.twins import TWINS, by_policy
 from reference.bounds import LAMBDA
 
+BINS = 10  # of error over bound, from 0 to 1; an alarm counts in the last
+
 
 @dataclass
 class Tally:
@@ -31,9 +33,20 @@ class Tally:
     worst: float = 0.0
     bias: float = 0.0
     twin: str = ""
+    histogram: list = field(default_factory=lambda: [0] * BINS)  # of the worst ratio of each array
 
     def add(self, compared: int, ratio: float, twin: str) -> None:
         self.compared += compared
+        self.histogram[min(int(ratio * BINS), BINS - 1)] += 1
+        self.keep(ratio, twin)
+
+    def merge(self, other: "Tally") -> None:
+        self.compared += other.compared
+        self.bias = max(self.bias, other.bias)
+        self.histogram = [a + b for a, b in zip(self.histogram, other.histogram, strict=True)]
+        self.keep(other.worst, other.twin)
+
+    def keep(self, ratio: float, twin: str) -> None:
         if ratio >= self.worst:
             self.worst, self.twin = ratio, twin
 
@@ -54,8 +67,7 @@ class Population:
         self.runs += other.runs
         self.alarms += other.alarms
         for key, tally in other.tallies.items():
-            self.tallies[key].add(tally.compared, tally.worst, tally.twin)
-            self.tallies[key].bias = max(self.tallies[key].bias, tally.bias)
+            self.tallies[key].merge(tally)
 
 
 class Thinning(adapter.Subject):
@@ -131,12 +143,17 @@ def markdown(found: Population) -> str:
     ]
     lines += ["", *(f"- {alarm}" for alarm in found.alarms)] if found.alarms else []
     for policy in dict.fromkeys(key[0] for key in sorted(found.tallies)):
-        lines += ["", f"## {policy}", "", "| stage | quantity | compared | worst | expected | bias | worst in |"]
-        lines.append("|---|---|---|---|---|---|---|")
+        lines += [
+            "",
+            f"## {policy}",
+            "",
+            "| stage | quantity | compared | worst | expected | bias | arrays by tenths of the bound | worst in |",
+        ]
+        lines.append("|---|---|---|---|---|---|---|---|")
         for (_, stage, quantity), tally in sorted((k, t) for k, t in found.tallies.items() if k[0] == policy):
             lines.append(
                 f"| {stage} | {quantity} | {tally.compared} | {tally.worst:.2g} | {tally.expected():.2g} | "
-                f"{tally.bias:.2g} | {tally.twin} |"
+                f"{tally.bias:.2g} | {' '.join(map(str, tally.histogram))} | {tally.twin} |"
             )
     return "\n".join(lines) + "\n"
 
