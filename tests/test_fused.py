@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_fast import CONFIG, make_batch, make_model
 
-from fast import experts, fused, merged_attention, moe
+from fast import experts, fused, layer, merged_attention, moe
 from fast.attention import attention
 from fast.model import DraftModel
 from fast.ops import wide
@@ -114,9 +114,41 @@ def test_the_same_step_twice_is_the_same_in_every_bit(layout, dtype):
     assert all(torch.equal(grads[name], again[name]) for name in grads)
 
 
+def test_a_step_of_the_recorded_path_compiles_without_a_break():
+    """Layout eagle3; routing depends on the data. The fused path does not: its backward notes factors in Python."""
+    choices = Choices(draft_input="eagle3")
+    model, batch = make_model(choices, torch.float32), make_batch(torch.float32, documents=False)
+    params = dict(model.named_parameters())
+
+    def two_steps(feature, tokens):
+        feature, key, value = layer.draft_layer(feature, tokens, params, CONFIG, choices)
+        return layer.draft_layer(feature, tokens, params, CONFIG, choices, [key], [value])[0]
+
+    grads = []
+    for step in (two_steps, torch.compile(two_steps, backend="aot_eager", fullgraph=True)):
+        model.zero_grad()
+        step(batch["high"], batch["tokens"]).sum().backward()
+        grads.append({name: p.grad.clone() for name, p in params.items() if p.grad is not None})
+    assert all(relative(grads[1][name], g) < 1e-6 for name, g in grads[0].items())
+
+
 def test_an_unknown_plan_is_refused_by_field():
     with pytest.raises(ValueError, match="recompute is 'everything'; wanted one of 'none', 'attention', 'step'"):
         fused.Plan("everything")
+
+
+def test_bad_inputs_are_refused_by_name_and_index():
+    model, choices = make_model(), Choices()
+    params = dict(model.named_parameters())
+    for name, index, value, text in (
+        ("mid", (1, 2, 3), torch.inf, "inf"),
+        ("target_logits", (0, 1, 2), torch.nan, "nan"),
+        ("tokens", (0, 4), CONFIG.vocab_size, "97"),
+    ):
+        batch = make_batch(documents=False)
+        batch[name][index] = value
+        with pytest.raises(ValueError, match=rf"{name}\[{', '.join(map(str, index))}\] is {text}"):
+            fused.unroll(params, batch, CONFIG, choices)
 
 
 def test_no_supervised_slot_gives_zero():

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 SOURCES = ("lk.cpp", "mx.cpp")
 HEADERS = ("vector.h",)
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
+OPENMP = ("-fopenmp",)  # where the compiler has it
 
 
 def compiler() -> str | None:
@@ -36,6 +37,7 @@ def problem() -> str:
 
 
 _problem: list[str] = []
+_folders: list[tempfile.TemporaryDirectory] = []  # gone when the process ends
 
 
 def _built() -> Path:
@@ -44,7 +46,8 @@ def _built() -> Path:
     try:
         return _built_in(_cache_folder())
     except OSError:  # not writable: for this process only
-        return _built_in(Path(tempfile.mkdtemp(prefix="draftconf-")))
+        _folders.append(tempfile.TemporaryDirectory(prefix="draftconf-"))
+        return _built_in(Path(_folders[-1].name))
 
 
 def _built_in(folder: Path) -> Path:
@@ -65,7 +68,7 @@ def _digest() -> str:
     digest = hashlib.sha256(subprocess.run(macros, capture_output=True, check=True).stdout)
     for name in (*HEADERS, *SOURCES):
         digest.update((HERE / name).read_bytes())
-    digest.update(" ".join((compiler(), *FLAGS)).encode())
+    digest.update(" ".join((compiler(), *FLAGS, *OPENMP)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -73,5 +76,6 @@ def _compile(target: Path) -> None:
     """Under another name first, so that a process that starts meanwhile never loads half a file."""
     part = target.with_name(f"{target.name}.{os.getpid()}")
     command = [compiler(), *FLAGS, *(str(HERE / source) for source in SOURCES), "-o", str(part)]
-    subprocess.run(command, capture_output=True, check=True, text=True)
+    if subprocess.run([*command, *OPENMP], capture_output=True).returncode:
+        subprocess.run(command, capture_output=True, check=True, text=True)
     os.replace(part, target)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fast.kernels.build import library
 
 DTYPES = (torch.float32, torch.bfloat16)
-WORTH_A_THREAD = 1 << 16  # values; fewer take less time than to start a thread
+WORTH_A_THREAD = 1 << 16  # values; fewer take less time than to wake a thread
 
 
 class Rows(ctypes.Structure):
@@ -33,7 +33,7 @@ def _is_bfloat16(x: Tensor) -> int:
 
 
 def _threads(values: int) -> int:
-    return max(1, min(torch.get_num_threads(), values // WORTH_A_THREAD))
+    return torch.get_num_threads() if values >= WORTH_A_THREAD else 1
 
 
 def _call(name: str, *arguments) -> None:

@@ -80,16 +80,26 @@ inline void store(bfloat16* to, Floats x) {  // to nearest, half to even; not fo
     std::memcpy(to, &half, sizeof(half));
 }
 
-// Calls body(i) for each i in [0, count), at most ``threads`` at a time; the next index goes to whoever is free, so a
-// thread that the system has put aside holds up one item only.
+// Calls body(i) for each i in [0, count) with that many threads; the next index goes to whoever is free, so a thread that
+// the system has put aside holds up one item only. With OpenMP the threads are PyTorch's own: after each of its loops they
+// spin for a while, and others would have to share the processors with them.
 template <class Body>
 void parallel_for(int64_t count, int64_t threads, Body body) {
+    if (threads <= 1) {
+        for (int64_t i = 0; i < count; i++) body(i);
+        return;
+    }
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) body(i);
+#else
     std::atomic<int64_t> next{0};
     auto work = [&] {
         for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
     };
     std::vector<std::thread> others;
-    for (int t = 1; t < std::min<int64_t>(threads, count); t++) others.emplace_back(work);
+    for (int64_t t = 1; t < std::min(threads, count); t++) others.emplace_back(work);
     work();
     for (auto& other : others) other.join();
+#endif
 }
