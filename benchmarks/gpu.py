@@ -112,7 +112,7 @@ def loss_with_head(slots: int, runs: int) -> Case:
 
 
 def mx_case(what: str, form: str, type_name: str, runs: int) -> Case:
-    dtype, element, others = TYPES[type_name], getattr(torch, FORMATS[form]), peers()
+    dtype, element, others = TYPES[type_name], FORMATS[form], peers()
     x = torch.randn(SHAPE, device="cuda").to(dtype)
     out, buffer, packed = torch.empty_like(x), torch.empty_like(x), form == "mxfp4"
     scales, codes = mx.quantize(x, form, packed=packed)

@@ -1,6 +1,8 @@
 """The LK loss with its gradient, alone and with the head, beside copies, bare products and the peers."""
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -35,6 +37,15 @@ def peers() -> dict:
     except ImportError:
         pass
     try:
+        specforge = _specforge_losses()
+        found["specforge"] = lambda z, y, p: (
+            -specforge.compute_acceptance_rate(
+                logits=z, target_probs=p, position_mask=torch.ones(len(z), 1, dtype=torch.bool)
+            )[1]
+        )
+    except ImportError:
+        pass
+    try:
         from nemo_automodel.components.speculative.eagle import core
 
         trainer = SimpleNamespace(lk_loss_type="alpha", cp_group=None)
@@ -43,6 +54,18 @@ def peers() -> dict:
     except ImportError:
         pass
     return found
+
+
+def _specforge_losses():
+    """Its module of losses by itself: the package's own import needs Triton, the losses do not."""
+    package = importlib.util.find_spec("specforge")
+    if package is None:
+        raise ImportError("specforge")
+    path = Path(package.submodule_search_locations[0]) / "core" / "lk_loss.py"
+    spec = importlib.util.spec_from_file_location("specforge_lk_loss", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def alone(slots: int, dtype: torch.dtype, runs: int) -> Case:
@@ -66,7 +89,7 @@ def alone(slots: int, dtype: torch.dtype, runs: int) -> Case:
     if slots <= 256:  # many small operations, each waited for: on a busy machine that takes forever
         functions["fast, eager"] = lambda: fast(target_normaliser=normaliser, backend="eager")
     others = peers()
-    p = y.float().softmax(-1) if "nemo_automodel" in others else None
+    p = y.float().softmax(-1) if others else None
     functions |= {name: lambda f=function: peer(f, p) for name, function in others.items()}
     extra = {name: peak_extra(function) for name, function in functions.items()}  # and warm-up
     times = interleaved(functions, runs)
@@ -80,7 +103,7 @@ def alone(slots: int, dtype: torch.dtype, runs: int) -> Case:
         f"LK loss and gradient, {slots} x {VOCABULARY}, {NAMES[dtype]}", "copy of the logits", times, extra, kept,
         targets,
         [MemoryTarget("fast", MEGABYTE)],
-        "Peers: loss and backward as shipped; nemo_automodel's target probabilities are given to it.",
+        "Peers: loss and backward as shipped; nemo_automodel and specforge are given the target's probabilities.",
     )  # fmt: skip
 
 

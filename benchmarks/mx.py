@@ -1,4 +1,4 @@
-"""MX quantisation of one expert's matrix beside a copy of it and torchao."""
+"""MX quantisation of one expert's matrix beside a copy of it, torchao, nvidia-modelopt and compressed-tensors."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,8 @@ from fast import mx
 SHAPE = 6144, 3584
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LIMITS = {"float32": 3, "bfloat16": 12}
-FORMATS = {"mxfp4": "float4_e2m1fn_x2", "mxfp8_e4m3": "float8_e4m3fn"}
+FP4, FP8 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
+FORMATS = {"mxfp4": FP4, "mxfp8_e4m3": FP8}
 
 
 class TorchAO:
@@ -33,15 +34,69 @@ class TorchAO:
         return self.dequantize(codes, scales, element, x.dtype)
 
 
-def peers() -> dict[str, TorchAO]:
-    try:
-        return {"torchao": TorchAO()}
-    except ImportError:
-        return {}
+class ModelOpt:
+    """nvidia-modelopt's tensors; its fake quantiser is CUDA only, so that is one after the other here too."""
+
+    def __init__(self):
+        from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor
+
+        self.mxfp4, self.mxfp8 = MXFP4QTensor, MXFP8QTensor
+
+    def quantize(self, x, element):
+        tensor, scales = self.mxfp4.quantize(x, 32) if element == FP4 else self.mxfp8.quantize(x)
+        return scales, tensor
+
+    def dequantize(self, tensor, scales, element, dtype):
+        blocks = {"block_sizes": {-1: 32}} if element == FP4 else {}
+        return tensor.dequantize(dtype=dtype, scale=scales, **blocks)
+
+    def fake_quantize(self, x, element):
+        scales, tensor = self.quantize(x, element)
+        return self.dequantize(tensor, scales, element, x.dtype)
+
+
+class CompressedTensors:
+    """compressed-tensors: scales from the blocks' extremes, then its compressor, its decompressor or fake_quantize."""
+
+    def __init__(self):
+        from compressed_tensors.compressors import MXFP4PackedCompressor, MXFP8QuantizationCompressor
+        from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+        from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+        from compressed_tensors.quantization.utils.helpers import calculate_qparams
+
+        self.scheme = {form: preset_name_to_scheme(name, ["Linear"]) for form, name in self.PRESETS.items()}
+        self.compressor = {FP4: MXFP4PackedCompressor, FP8: MXFP8QuantizationCompressor}
+        self.parameters, self.fake = calculate_qparams, fake_quantize
+
+    PRESETS = {FP4: "MXFP4A16", FP8: "MXFP8A16"}
+
+    def scales(self, x, element):
+        blocks = x.unflatten(-1, (-1, 32))
+        return self.parameters(blocks.amin(-1), blocks.amax(-1), self.scheme[element].weights)
+
+    def quantize(self, x, element):
+        state = {"weight": x, "weight_scale": self.scales(x, element)[0]}
+        return None, self.compressor[element].compress(state, self.scheme[element])
+
+    def dequantize(self, state, scales, element, dtype):
+        return self.compressor[element].decompress(dict(state), self.scheme[element])["weight"]
+
+    def fake_quantize(self, x, element):
+        return self.fake(x, *self.scales(x, element), self.scheme[element].weights)
+
+
+def peers() -> dict:
+    found = {}
+    for name, peer in {"torchao": TorchAO, "modelopt": ModelOpt, "compressed-tensors": CompressedTensors}.items():
+        try:
+            found[name] = peer()
+        except ImportError:
+            continue
+    return found
 
 
 def case(what: str, form: str, type_name: str, others: dict, runs: int) -> Case:
-    dtype, element = TYPES[type_name], getattr(torch, FORMATS[form])
+    dtype, element = TYPES[type_name], FORMATS[form]
     x = torch.randn(SHAPE).to(dtype)
     out, buffer = torch.empty_like(x), torch.empty_like(x)
     packed = form == "mxfp4"

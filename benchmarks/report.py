@@ -16,7 +16,10 @@ from fast.kernels import build
 
 ROOT = Path(__file__).parents[1]
 RESULTS, GPU, PAGE = ROOT / "benchmarks" / "results.json", ROOT / "benchmarks" / "gpu.json", ROOT / "BENCHMARKS.md"
-PACKAGES = ("torch", "numpy", "speculators", "nemo-automodel", "torchao", "triton", "liger-kernel")
+PACKAGES = (
+    "torch", "numpy", "speculators", "nemo-automodel", "specforge", "torchao", "nvidia-modelopt", "compressed-tensors",
+    "triton", "liger-kernel",
+)  # fmt: skip
 
 
 @dataclass
