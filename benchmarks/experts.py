@@ -1,20 +1,17 @@
-"""Routed experts, forward and backward, against the dense product of the same size beside them. Prints, never asserts.
+"""Routed experts, forward and backward, against the dense product of the same size beside them."""
 
-    python -m benchmarks.experts [--experts 24] [--tokens 37] [--runs 7]
-
-24 experts of [3584, 3072] with 37 rows each, bfloat16, one expert a token. "dense" is one matrix of the same size with
-all rows at once, forward, d_x and d_W: as many operations. "products" are the experts' own products and nothing else.
-"""
-
-import argparse
+from collections.abc import Iterator
 
 import torch
 
-from benchmarks.side_by_side import about, interleaved, median, ratio, spread
+from benchmarks.report import Case, Target
+from benchmarks.side_by_side import interleaved, peak_extra
 from fast.experts import ExpertCache, Experts, expert_parameters
 from reference.config import Choices, DraftConfig
 
-LATENT, HIDDEN, STEPS = 3584, 3072, 7
+COUNT, TOKENS, LATENT, HIDDEN, STEPS = 24, 37, 3584, 3072, 7
+NOTE = """One expert a token, MXFP4 weights quantised before. "dense" is one matrix of the same size with all rows at
+once, forward, d_x and d_W: as many operations. "products" are the experts' own products and nothing else."""
 
 
 def routing(count: int, tokens: int, skewed: bool) -> torch.Tensor:
@@ -24,19 +21,19 @@ def routing(count: int, tokens: int, skewed: bool) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(count), rows)[torch.randperm(int(rows.sum()))].view(1, -1, 1)
 
 
-class Case:
+class Routed:
     """The experts of one routing, and the products to hold them against. ``steps`` share one weight gradient."""
 
-    def __init__(self, count: int, tokens: int, skewed: bool, steps: int):
-        self.config = DraftConfig(num_experts=count, num_experts_per_token=1)
-        self.ids, self.steps = routing(count, tokens, skewed), steps
+    def __init__(self, skewed: bool, steps: int):
+        self.config = DraftConfig(num_experts=COUNT, num_experts_per_token=1)
+        self.ids, self.steps = routing(COUNT, TOKENS, skewed), steps
         rows = self.ids.shape[1]
         g = torch.Generator().manual_seed(0)
         make = lambda *shape: torch.randn(*shape, generator=g).bfloat16()  # noqa: E731
         shapes = {"w1": (HIDDEN, LATENT), "w3": (HIDDEN, LATENT), "w2": (LATENT, HIDDEN)}
         self.params = {
             f"block_sparse_moe.experts.{e}.{w}.weight": (make(*shape) * 0.02).requires_grad_()
-            for e in range(count)
+            for e in range(COUNT)
             for w, shape in shapes.items()
         }
         self.cache = ExpertCache(reuse_gradients=True)
@@ -44,7 +41,7 @@ class Case:
         self.z, self.share = make(1, rows, LATENT).requires_grad_(), torch.rand(1, rows, 1, requires_grad=True)
         self.d_u, self.d_gate_up, self.hidden = make(rows, LATENT), make(rows, 2 * HIDDEN), make(rows, HIDDEN)
         self.d_weight = torch.empty_like(self.weights.gate_up), torch.empty_like(self.weights.down)
-        self.slices = torch.bincount(self.ids.flatten(), minlength=count).tolist()
+        self.slices = torch.bincount(self.ids.flatten(), minlength=COUNT).tolist()
 
     def experts(self) -> None:
         for leaf in (*self.params.values(), self.z, self.share):
@@ -75,30 +72,15 @@ class Case:
             torch.mm(self.d_gate_up.t(), z, out=self.d_weight[0][0])
             torch.mm(self.d_u.t(), self.hidden, out=self.d_weight[1][0])
 
-    @property
-    def operations(self) -> float:
-        return self.steps * 3 * 2 * self.ids.shape[1] * 3 * LATENT * HIDDEN
+
+def case(skewed: bool, steps: int, runs: int) -> Case:
+    routed = Routed(skewed, steps)
+    functions = {"dense": routed.dense, "products": routed.products, "fast": routed.experts}
+    extra = {name: peak_extra(function) for name, function in functions.items()}  # and warm-up
+    rows = f"{min(routed.slices)} to {max(routed.slices)}" if skewed else f"{TOKENS}"
+    title = f"{COUNT} experts of [{LATENT}, {HIDDEN}], {rows} tokens each, {steps} step{'s' * (steps > 1)}, bfloat16"
+    return Case(title, "dense", interleaved(functions, runs), extra, targets=[Target("fast", "dense", 2)], note=NOTE)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experts", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=37)
-    parser.add_argument("--runs", type=int, default=7)
-    options = parser.parse_args()
-    print(about())
-    for skewed in (False, True):
-        for steps in (1, STEPS):
-            case = Case(options.experts, options.tokens, skewed, steps)
-            kinds = {"dense": case.dense, "products": case.products, "experts": case.experts}
-            times = interleaved(kinds, options.runs if steps == 1 else max(3, options.runs // 2))
-            rows = f"{min(case.slices)}-{max(case.slices)} rows an expert"
-            print(f"{'skewed' if skewed else 'even'}, {rows}, {steps} step{'s' if steps > 1 else ''}")
-            for name in kinds:
-                rate = case.operations / median(times[name]) / 1e9
-                share = ratio(times, "dense", name)
-                print(f"  {name:10}{spread(times[name]):>24}  {rate:6.0f} GFLOP/s, {share} of the dense rate")
-
-
-if __name__ == "__main__":
-    main()
+def measure(runs: int) -> Iterator[Case]:
+    yield from (case(skewed, steps, runs) for skewed in (False, True) for steps in (1, STEPS))

@@ -41,11 +41,17 @@ class Target:
 
 @dataclass
 class MemoryTarget:
+    """``row`` takes at most ``limit`` bytes, or so many times the bytes of ``against``."""
+
     row: str
-    limit: int  # bytes
+    limit: float
+    against: str = ""
 
     def reached(self, extra: dict[str, int]) -> tuple[bool, str]:
         found = extra[self.row]
+        if self.against:
+            share = found / extra[self.against]
+            return share <= self.limit, f"{self.row} / {self.against}, extra memory <= {self.limit:g}: {share:.3f}"
         return found <= self.limit, f"{self.row}, extra memory <= {size(self.limit)}: {size(found)}"
 
 

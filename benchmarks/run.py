@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 
-from benchmarks import loss, mx, report
+from benchmarks import experts, longest, loss, mx, report, unroll
 
 WARM = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"}
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -19,6 +19,11 @@ SECTIONS = {
     "loss, warm heap": (loss.measure_short, WARM),  # freed pages are kept, as a GPU's caching allocator does
     "mx": (mx.measure, {}),
     "mx, one thread": (mx.measure, ALONE),
+    "experts": (experts.measure, {}),
+    "unroll": (unroll.measure, {}),
+    "recompute": (unroll.measure_recompute, {}),
+    "growth": (unroll.measure_growth, {}),
+    "longest": (longest.measure, {}),
 }
 
 

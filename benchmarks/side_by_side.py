@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -35,21 +34,6 @@ def timed_in_turn(functions: dict[str, Callable], runs: int) -> dict[str, list[f
             function()
             times[name].append(time.perf_counter() - start)
     return times
-
-
-def median(times: list[float]) -> float:
-    return statistics.median(times)
-
-
-def spread(times: list[float]) -> str:
-    """Median and range, in milliseconds."""
-    return f"{median(times) * 1e3:.0f} ({min(times) * 1e3:.0f}-{max(times) * 1e3:.0f}) ms"
-
-
-def ratio(times: dict[str, list[float]], a: str, b: str) -> str:
-    """Median and range of the ratio a / b, run by run."""
-    ratios = [x / y for x, y in zip(times[a], times[b], strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def resident() -> int:
@@ -89,8 +73,3 @@ def kept_for_backward(own: list[torch.Tensor]):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         yield sizes
-
-
-def about() -> str:
-    threads = torch.get_num_threads()
-    return f"torch {torch.__version__}, {threads} threads; medians (range), run in turn; times on a shared machine"

@@ -1,37 +1,32 @@
-"""The seven-step unroll, forward and backward: time, memory, and what autograd keeps. Prints, never asserts.
+"""The seven-step unroll, forward and backward: beside NeMo AutoModel's trainer, beside its products, and its growth.
 
-    python -m benchmarks.unroll {eagle3,mtp,recompute} [--slots 512] [--vocabulary 163840] [--runs 7]
-
-eagle3     beside NeMo AutoModel's trainer on the same weights and inputs, where that package is installed
-mtp        beside the sum of its matrix products alone
-recompute  bytes kept for the backward pass, and time, by recompute policy
-
-bfloat16 storage. Ours in the formats of the trainer, logits and attention in bfloat16; "wide" is ours with both in
-float32, as the report has it, where products on a CPU take several times as long. Hidden size 1024, 16 heads. The head
-is the target's and frozen; with --train-head it is trained.
+bfloat16 storage, hidden size 1024, 16 heads. Ours in the formats of the trainer, logits and attention in bfloat16;
+"wide" is ours with both in float32, as the report has it, where products on a CPU take several times as long. The head
+is the target's and frozen.
 """
 
-import argparse
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from benchmarks.side_by_side import about, kept_for_backward, peak_extra, ratio, spread, timed_in_turn
+from benchmarks.report import Case, MemoryTarget, Target
+from benchmarks.side_by_side import interleaved, kept_for_backward, peak_extra, timed_in_turn
 from fast import fused
 from fast.experts import ExpertCache
 from fast.model import DraftModel
-from reference.config import Choices, DraftConfig
+from reference.config import Choices, DraftConfig, parameter_shapes
 
 STORAGE = fused.Plan(attention="storage", logits="storage")
-
-
-def sizes(vocabulary: int, steps: int = 7) -> DraftConfig:
-    return DraftConfig(
-        hidden_size=1024, vocab_size=vocabulary, num_steps=steps, num_attention_heads=16, q_lora_rank=384,
-        kv_lora_rank=256, num_experts=32, num_experts_per_token=8, routed_expert_hidden_size=512,
-        moe_intermediate_size=512, intermediate_size=4096,
-    )  # fmt: skip
+SLOTS = 512
+EAGLE3 = Choices(draft_input="eagle3", step_weights="decay_normalized", renormalize_epsilon=1e-20)
+SIZES = DraftConfig(
+    hidden_size=1024, vocab_size=163840, num_steps=7, num_attention_heads=16, q_lora_rank=384, kv_lora_rank=256,
+    num_experts=32, num_experts_per_token=8, routed_expert_hidden_size=512, moe_intermediate_size=512,
+    intermediate_size=4096,
+)  # fmt: skip
 
 
 def batch_of(config: DraftConfig, slots: int) -> dict:
@@ -43,15 +38,15 @@ def batch_of(config: DraftConfig, slots: int) -> dict:
 
 
 class Ours:
-    """A model on the fused path."""
+    """A model on the fused path, and a batch."""
 
-    def __init__(self, config: DraftConfig, choices: Choices, batch: dict):
+    def __init__(self, choices: Choices, config: DraftConfig = SIZES, slots: int = SLOTS):
         torch.manual_seed(0)
         self.model = DraftModel.from_config(config, choices, torch.bfloat16)
-        self.params, self.batch = dict(self.model.named_parameters()), batch
+        self.params, self.batch = dict(self.model.named_parameters()), batch_of(config, slots)
         self.cache = ExpertCache(reuse_gradients=True)
 
-    def run(self, plan: fused.Plan, backward: bool = True) -> torch.Tensor:
+    def run(self, plan: fused.Plan = STORAGE, backward: bool = True) -> torch.Tensor:
         self.model.zero_grad(set_to_none=True)
         model = self.model.config, self.model.choices
         loss = fused.unroll(self.params, self.batch, *model, plan=plan, cache=self.cache)["total_loss"]
@@ -60,50 +55,47 @@ class Ours:
         return loss.detach()
 
 
-def trainer_of(ours: Ours, train_head: bool):
-    """AutoModel's trainer on the same weights, and a function of one step; None where it is not installed."""
-    try:
+class Theirs:
+    """AutoModel's trainer on the same weights and batch. Raises ImportError where it is not installed."""
+
+    def __init__(self, ours: Ours):
         from nemo_automodel.components.models.kimi_k3.config import KimiK3TextConfig
         from nemo_automodel.components.speculative.eagle import core, draft_kimi_k3
 
         from conformance.adapters.nemo_automodel import parameter_name
-    except ImportError as error:
-        print(f"nemo_automodel is not there ({error}): make peers, and run with .venv-peers/bin/python")
-        return None
-    config, batch = ours.model.config, ours.batch
-    draft = draft_kimi_k3.KimiK3Eagle3DraftModel(KimiK3TextConfig(**config.to_dict())).to(torch.bfloat16)
-    weights = ours.model.state_dict()
-    draft.load_state_dict({name: weights[parameter_name(name)] for name in draft.state_dict()})
-    draft.freeze_embeddings()
-    draft.lm_head.weight.requires_grad_(train_head)
-    everything = torch.arange(config.vocab_size)
-    trainer = core.Eagle3TrainerModule(
-        draft, selected_token_ids=everything, selected_token_mask=everything >= 0, ttt_steps=config.num_steps,
-        lk_loss_type="alpha",
-    )  # fmt: skip
 
-    def step() -> torch.Tensor:
-        trainer.zero_grad(set_to_none=True)
-        loss = trainer(
+        config, self.batch, weights = ours.model.config, ours.batch, ours.model.state_dict()
+        self.draft = draft_kimi_k3.KimiK3Eagle3DraftModel(KimiK3TextConfig(**config.to_dict())).to(torch.bfloat16)
+        self.draft.load_state_dict({name: weights[parameter_name(name)] for name in self.draft.state_dict()})
+        self.draft.freeze_embeddings()
+        self.draft.lm_head.weight.requires_grad_(False)
+        everything = torch.arange(config.vocab_size)
+        self.trainer = core.Eagle3TrainerModule(
+            self.draft, selected_token_ids=everything, selected_token_mask=everything >= 0,
+            ttt_steps=config.num_steps, lk_loss_type="alpha",
+        )  # fmt: skip
+        self.names = {name: parameter_name(name) for name, _ in self.draft.named_parameters()}
+
+    def run(self, backward: bool = True) -> torch.Tensor:
+        batch = self.batch
+        self.trainer.zero_grad(set_to_none=True)
+        loss = self.trainer(
             input_ids=batch["tokens"],
             attention_mask=torch.ones_like(batch["tokens"]),
             loss_mask=batch["mask"],
             aux_hidden_states=torch.cat([batch[name] for name in ("low", "mid", "high")], -1),
             target_logits=batch["target_logits"],
         ).loss
-        loss.backward()
+        if backward:
+            loss.backward()
         return loss.detach()
-
-    return step
 
 
 # -- the products alone -----------------------------------------------------------------------------------------------
 
 
-def products(config: DraftConfig, choices: Choices, slots: int, train_head: bool) -> list[tuple[int, int, int, int]]:
+def products(config: DraftConfig, choices: Choices, slots: int) -> list[tuple[int, int, int, int]]:
     """Rows, in, out and times of every product with a weight; the attention's own are left out."""
-    from reference.config import parameter_shapes
-
     steps, shapes = config.num_steps, parameter_shapes(config, choices)
     pairs, found = slots * config.num_experts_per_token // config.num_experts, []
     for name, shape in shapes.items():
@@ -114,14 +106,14 @@ def products(config: DraftConfig, choices: Choices, slots: int, train_head: bool
         found.append((rows, width, out, uses))  # forward
         if name != "fc.weight":
             found.append((rows, out, width, uses))  # d_x
-        if name != "shared_head.head.weight" or train_head:
+        if name != "shared_head.head.weight":
             found.append((out, rows * uses, width, 1))  # d_W
     return found
 
 
-def products_alone(config: DraftConfig, choices: Choices, slots: int, train_head: bool) -> Callable[[], None]:
-    """A function that does them all in bfloat16, into memory that is there; the head in chunks of 256 rows."""
-    shapes = products(config, choices, slots, train_head)
+def products_alone(config: DraftConfig, choices: Choices, slots: int) -> Callable[[], None]:
+    """A function that does them all in bfloat16, into memory that is there."""
+    shapes = products(config, choices, slots)
     memory = torch.zeros(max(max(m * k, k * n, m * n) for m, k, n, _ in shapes), dtype=torch.bfloat16)
     other, result = torch.zeros_like(memory), torch.zeros_like(memory)
     view = lambda x, a, b: x[: a * b].view(a, b)  # noqa: E731
@@ -135,71 +127,115 @@ def products_alone(config: DraftConfig, choices: Choices, slots: int, train_head
     return run
 
 
-# -- the three comparisons --------------------------------------------------------------------------------------------
+# -- the tables -------------------------------------------------------------------------------------------------------
 
 
-def compare(kinds: dict[str, Callable], base: str, runs: int) -> None:
-    """A first round for the memory, then the times."""
-    extra = {name: peak_extra(function) / 2**20 for name, function in kinds.items()}
-    times = timed_in_turn(kinds, runs)
-    for name in kinds:
-        print(f"  {name:16}{spread(times[name]):>26}  {ratio(times, name, base):>18} of {base}, +{extra[name]:.0f} MiB")
+def title(layout: str, config: DraftConfig = SIZES, slots: int = SLOTS) -> str:
+    width, vocabulary = config.hidden_size, config.vocab_size
+    return f"Layout {layout}: K = {config.num_steps}, T = {slots}, d = {width}, V = {vocabulary}, bfloat16"
 
 
-def eagle3(options) -> None:
-    choices = Choices(
-        draft_input="eagle3", head="own" if options.train_head else "frozen_target", step_weights="decay_normalized",
-        renormalize_epsilon=1e-20,
-    )  # fmt: skip
-    config = sizes(options.vocabulary)
-    ours = Ours(config, choices, batch_of(config, options.slots))
-    kinds = {"products": products_alone(config, choices, options.slots, options.train_head)}
-    kinds["ours"] = partial(ours.run, STORAGE)
-    if options.wide:
-        kinds["ours, wide"] = partial(ours.run, fused.Plan())
-    theirs = trainer_of(ours, options.train_head)
-    if theirs is not None:
-        kinds["nemo_automodel"] = theirs
-    compare(kinds, "ours", options.runs)
+def beside_trainer(runs: int) -> Case:
+    ours = Ours(EAGLE3)
+    functions = {"products": products_alone(SIZES, EAGLE3, SLOTS), "fast": ours.run}
+    functions["fast, wide"] = partial(ours.run, fused.Plan())
+    targets, memory, note = [], [], "The products are those with weights; the attention's own are left out."
+    try:
+        theirs = Theirs(ours)
+    except ImportError as error:
+        note += f" nemo_automodel is not there ({error})."
+    else:
+        functions["nemo_automodel"] = theirs.run
+        targets = [Target("nemo_automodel", "fast", 3, at_least=True)]
+        memory = [MemoryTarget("fast", 0.25, "nemo_automodel")]
+        note += " " + agreement(ours, theirs)
+    extra = {name: peak_extra(function) for name, function in functions.items()}  # and warm-up
+    times = timed_in_turn(functions, runs)
+    return Case(title("eagle3"), "products", times, extra, targets=targets, memory_targets=memory, note=note)
 
 
-def mtp(options) -> None:
-    choices, config = Choices(), sizes(options.vocabulary)
-    ours = Ours(config, choices, batch_of(config, options.slots))
-    kinds = {"products": products_alone(config, choices, options.slots, False), "ours": partial(ours.run, STORAGE)}
-    if options.wide:
-        kinds["ours, wide"] = partial(ours.run, fused.Plan())
-    compare(kinds, "products", options.runs)
+def agreement(ours: Ours, theirs: Theirs) -> str:
+    """How near the two are: total losses, and the trained gradients as one vector."""
+    losses = [float(ours.run()), float(theirs.run())]
+    grads = {name: p.grad for name, p in ours.params.items() if p.grad is not None}
+    squared = [0.0, 0.0]
+    for name, p in theirs.draft.named_parameters():
+        if p.grad is not None and theirs.names[name] in grads:
+            mine = grads.pop(theirs.names[name]).double()
+            squared[0] += float((mine - p.grad.double()).square().sum())
+            squared[1] += float(mine.square().sum())
+    if grads:
+        raise RuntimeError(f"nemo_automodel has no gradient of {sorted(grads)[0]}")
+    apart = math.sqrt(squared[0] / squared[1])
+    return (
+        f"Total loss {losses[0]:.6f} (fast) and {losses[1]:.6f} (nemo_automodel); their gradients, as one vector, are "
+        f"{apart:.2g} of its length apart, as bfloat16 logits leave them: see `logits` in fast/linear_loss.py. Each is "
+        "judged edge by edge by the suite, at small sizes."
+    )
 
 
-def recompute(options) -> None:
-    for layout in ("eagle3", "mtp"):
-        for steps in (3, 7):
-            config, choices = sizes(options.vocabulary, steps), Choices(draft_input=layout)
-            ours = Ours(config, choices, batch_of(config, options.slots))
-            plans = {which: fused.Plan(which, "storage", "storage") for which in fused.RECOMPUTE}
-            runs = {which: partial(ours.run, plan) for which, plan in plans.items()}
-            extra = {which: peak_extra(run) / 2**20 for which, run in runs.items()}
-            times = timed_in_turn(runs, options.runs)
-            for which, plan in plans.items():
-                with kept_for_backward([*ours.params.values(), *ours.batch.values()]) as kept:
-                    ours.run(plan, backward=False)
-                print(f"  {layout:7} K = {steps}, {which:10} kept {sum(kept) / 2**20:6.0f} MiB, "
-                      f"peak +{extra[which]:6.0f} MiB, {ratio(times, which, 'none')} of the time of none")  # fmt: skip
+def beside_products(runs: int) -> Case:
+    choices = Choices()
+    ours = Ours(choices)
+    functions = {"products": products_alone(SIZES, choices, SLOTS), "fast": ours.run}
+    functions["fast, wide"] = partial(ours.run, fused.Plan())
+    extra = {name: peak_extra(function) for name, function in functions.items()}
+    times = timed_in_turn(functions, runs)
+    note = f"{SIZES.num_experts} experts, {SIZES.num_experts_per_token} a token."
+    return Case(title("mtp"), "products", times, extra, targets=[Target("fast", "products", 1.5)], note=note)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=["eagle3", "mtp", "recompute"])
-    parser.add_argument("--slots", type=int, default=512)
-    parser.add_argument("--vocabulary", type=int, default=163840)
-    parser.add_argument("--runs", type=int, default=7)
-    parser.add_argument("--train-head", action="store_true")
-    parser.add_argument("--wide", action="store_true", help="also with logits and attention in float32")
-    options = parser.parse_args()
-    print(f"{about()}\n{options.which}: T = {options.slots}, V = {options.vocabulary}, bfloat16")
-    {"eagle3": eagle3, "mtp": mtp, "recompute": recompute}[options.which](options)
+def recompute(layout: str, steps: int, runs: int) -> Case:
+    """What each recompute policy keeps and takes."""
+    config = replace(SIZES, vocab_size=32768, num_steps=steps)
+    ours = Ours(EAGLE3 if layout == "eagle3" else Choices(), config)
+    plans = {name: replace(STORAGE, recompute=name) for name in fused.RECOMPUTE}
+    functions = {name: partial(ours.run, plan) for name, plan in plans.items()}
+    extra, kept = {name: peak_extra(function) for name, function in functions.items()}, {}
+    for name, plan in plans.items():
+        with kept_for_backward([*ours.params.values(), *ours.batch.values()]) as sizes:
+            ours.run(plan, backward=False)
+        kept[name] = sum(sizes)
+    return Case(title(layout, config), "none", timed_in_turn(functions, runs), extra, kept, note="By recompute policy.")
 
 
-if __name__ == "__main__":
-    main()
+# Each quantity over a range, the others as given; V and T small enough for the whole to take a minute.
+GROWTH = {
+    "T": ("slots", (256, 512, 1024, 2048)),
+    "V": ("vocab_size", (20480, 40960, 81920, 163840)),
+    "K": ("num_steps", (1, 2, 4, 7)),
+    "E": ("num_experts", (16, 32, 64, 128)),
+}
+
+
+def growth(letter: str, runs: int) -> Case:
+    """Time and peak memory over one size, and the slope of both in log-log."""
+    field, values = GROWTH[letter]
+    times, extra = {}, {}
+    for value in values:
+        slots, sizes = (value, {}) if field == "slots" else (SLOTS, {field: value})
+        ours = Ours(Choices(), replace(SIZES, **{"vocab_size": 40960} | sizes), slots)
+        name = f"{letter} = {value}"
+        extra[name] = peak_extra(ours.run)
+        times |= interleaved({name: ours.run}, runs)
+    middle = [sorted(t)[len(t) // 2] for t in times.values()]
+    slopes = slope(values, middle), slope(values, list(extra.values()))
+    note = "Slope in log-log between the ends: time {:.2f}, extra memory {:.2f}.".format(*slopes)
+    return Case(f"Layout mtp: growth with {letter}", next(iter(times)), times, extra, note=note)
+
+
+def slope(x: tuple, y: list) -> float:
+    return math.log(y[-1] / y[0]) / math.log(x[-1] / x[0])
+
+
+def measure(runs: int) -> Iterator[Case]:
+    yield beside_trainer(runs)
+    yield beside_products(runs)
+
+
+def measure_recompute(runs: int) -> Iterator[Case]:
+    yield from (recompute(layout, steps, runs) for layout in ("eagle3", "mtp") for steps in (3, 7))
+
+
+def measure_growth(runs: int) -> Iterator[Case]:
+    yield from (growth(letter, min(runs, 3)) for letter in GROWTH)
