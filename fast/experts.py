@@ -16,7 +16,7 @@ from fast.deferred import Uses
 from fast.moe import MOE, quantize_activations
 from fast.mx import fake_quantize
 from fast.ops import wide
-from fast.pointwise import situ_backward, situ_forward
+from fast.pointwise import situ, situ_gradient
 
 WHICH = ("w1", "w3", "w2")
 
@@ -163,7 +163,8 @@ class _Work:
 
     def hidden(self, gate_up: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The hidden of one expert's rows before and after its quantisation, in storage. gate_up [c, 2m] -> [c, m]."""
-        hidden = situ_forward(*gate_up.chunk(2, dim=-1), *self.betas).to(gate_up.dtype)
+        gate, up = gate_up.chunk(2, dim=-1)
+        hidden = situ(gate, up, self.betas, torch.empty_like(gate, memory_format=torch.contiguous_format))
         if self.choices.routing_weight == "before_down":
             hidden = (hidden * weight).to(gate_up.dtype)
         return hidden, quantize_activations(hidden, self.choices) if self.choices.quantize_hidden else hidden
@@ -232,7 +233,7 @@ def _through_hidden(of, gate_up, hidden, weight, flow, d_gate_up) -> Tensor:
     """From flow = W2^T d_u [c, m], wide, to d_gate_up [c, 2m], written in place; returns d_weight [c, 1]."""
     half, before = gate_up.chunk(2, dim=-1), of.choices.routing_weight == "before_down"
     if before:
-        source = situ_forward(*half, *of.betas).to(gate_up.dtype).to(flow.dtype)  # the hidden before its weight
+        source = situ(*half, of.betas, torch.empty_like(hidden)).to(flow.dtype)  # the hidden before its weight
         d = of.through_quantisation((source * weight).to(gate_up.dtype), flow)
         d_weight = (d * source).sum(-1, keepdim=True)
         d = d * weight
@@ -241,8 +242,7 @@ def _through_hidden(of, gate_up, hidden, weight, flow, d_gate_up) -> Tensor:
         d = flow.mul_(weight)
         if of.choices.ste == "clipped" and of.choices.quantize_hidden:
             d = of.through_quantisation(of.hidden(gate_up, weight)[0], d)
-    width = gate_up.shape[-1] // 2
-    d_gate_up[:, :width], d_gate_up[:, width:] = situ_backward(*half, d, *of.betas)
+    situ_gradient(*half, d, of.betas, *d_gate_up.chunk(2, dim=-1))
     return d_weight
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fast.backend import choose
+from fast.kernels import native
 from fast.ops import wide
 
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: 1 MB in float32
@@ -61,23 +63,40 @@ def situ_factors(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> t
     return (g / beta).tanh_(), torch.sigmoid(g), (u / linear_beta).tanh_()
 
 
-def situ_forward(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
-    """beta tanh(g / beta) sigmoid(g) linear_beta tanh(u / linear_beta), wide. [N, m]."""
-    tanh_g, sigmoid_g, tanh_u = situ_factors(gate, up, beta, linear_beta)
-    return tanh_g.mul_(sigmoid_g).mul_(beta).mul_(tanh_u.mul_(linear_beta))
+def situ(gate: Tensor, up: Tensor, betas: tuple[float, float], out: Tensor) -> Tensor:
+    """beta tanh(g / beta) sigmoid(g) linear_beta tanh(u / linear_beta), computed wide, to ``out``. All [N, m]."""
+    beta, linear_beta = betas
+    if _compiled(gate, up, out):
+        native.situ(gate, up, beta, linear_beta, out)
+        return out
+    for rows in row_blocks(*gate.shape):
+        tanh_g, sigmoid_g, tanh_u = situ_factors(gate[rows], up[rows], beta, linear_beta)
+        out[rows] = tanh_g.mul_(sigmoid_g).mul_(beta).mul_(tanh_u.mul_(linear_beta))
+    return out
 
 
-def situ_backward(gate: Tensor, up: Tensor, d_y: Tensor, beta: float, linear_beta: float) -> tuple[Tensor, Tensor]:
-    """d_gate and d_up, wide, of d_y wide. All [N, m].
+def situ_gradient(gate: Tensor, up: Tensor, d_y: Tensor, betas, d_gate: Tensor, d_up: Tensor) -> None:
+    """The gradients of ``situ`` for d_y, computed wide, to ``d_gate`` and ``d_up``. All [N, m].
 
     With a = tanh(g / beta), s = sigmoid(g), c = tanh(u / linear_beta): y = beta a s linear_beta c, so
     d_g = d_y linear_beta c s ((1 - a^2) + beta a (1 - s)) and d_u = d_y beta a s (1 - c^2).
     """
-    a, s, c = situ_factors(gate, up, beta, linear_beta)
-    slope = (a.square().neg_().add_(1)).add_((1 - s).mul_(a).mul_(beta)).mul_(s)
-    d_gate = slope.mul_(c).mul_(linear_beta).mul_(d_y)
-    d_up = a.mul_(s).mul_(beta).mul_(c.square_().neg_().add_(1)).mul_(d_y)
-    return d_gate, d_up
+    beta, linear_beta = betas
+    if _compiled(gate, up, d_gate, d_up) and d_y.dtype in native.DTYPES and d_y.stride(-1) == 1:
+        native.situ_gradient(gate, up, d_y, beta, linear_beta, d_gate, d_up)
+        return
+    for rows in row_blocks(*gate.shape):
+        a, s, c = situ_factors(gate[rows], up[rows], beta, linear_beta)
+        d = d_y[rows].to(a.dtype)
+        slope = (a.square().neg_().add_(1)).add_((1 - s).mul_(a).mul_(beta)).mul_(s)
+        d_gate[rows] = slope.mul_(c).mul_(linear_beta).mul_(d)
+        d_up[rows] = a.mul_(s).mul_(beta).mul_(c.square_().neg_().add_(1)).mul_(d)
+
+
+def _compiled(*tensors: Tensor) -> bool:
+    """Whether the C++ kernels take these: one type, contiguous rows, where a compiler was found."""
+    alike = all(x.dtype == tensors[0].dtype and x.stride(-1) == 1 for x in tensors)
+    return alike and choose(None, *tensors) == "native"
 
 
 def situ_glu(gate: Tensor, up: Tensor, beta: float, linear_beta: float) -> Tensor:
@@ -90,9 +109,7 @@ class _SituGLU(torch.autograd.Function):
     def forward(ctx, gate, up, *betas):
         ctx.save_for_backward(gate, up)
         ctx.betas, y = betas, gate.new_empty(gate.shape)
-        g, u, out = (x.flatten(0, -2) for x in (gate, up, y))
-        for block in row_blocks(*g.shape):
-            out[block] = situ_forward(g[block], u[block], *betas)
+        situ(gate.flatten(0, -2), up.flatten(0, -2), betas, y.flatten(0, -2))
         return y
 
     @staticmethod
@@ -101,8 +118,7 @@ class _SituGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         d_gate, d_up = gate.new_empty(gate.shape), up.new_empty(up.shape)
         g, u, d, to_g, to_u = (x.flatten(0, -2) for x in (gate, up, d_y, d_gate, d_up))
-        for block in row_blocks(*g.shape):
-            to_g[block], to_u[block] = situ_backward(g[block], u[block], d[block].to(wide(d.dtype)), *ctx.betas)
+        situ_gradient(g, u, d, ctx.betas, to_g, to_u)
         return d_gate, d_up, None, None
 
 

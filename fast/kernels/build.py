@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("lk.cpp", "mx.cpp")
-HEADERS = ("vector.h",)
+SOURCES = ("lk.cpp", "mx.cpp", "situ.cpp")
+HEADERS = ("vector.h", "exponential.h", "rows.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
 OPENMP = ("-fopenmp",)  # where the compiler has it
 

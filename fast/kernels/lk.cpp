@@ -4,33 +4,15 @@
 // logarithms are to base 2. Both sides of the loss take this one path: equal logits give equal bits.
 #include <cmath>
 
-#include "vector.h"
+#include "exponential.h"
+#include "rows.h"
 
 namespace {
 
-constexpr double LOG2_E = 1.44269504088896341;
 constexpr float LOG2_E_HIGH = float(LOG2_E), LOG2_E_LOW = float(LOG2_E - LOG2_E_HIGH);  // one float errs one way by u / 4
 constexpr int64_t BLOCK = 2048;  // values summed in float32 before the sum moves to double
 constexpr int RAISE = 100;  // the acceptance is summed times 2^RAISE: at 2^-100 or more it loses no term above 2^-126 a
 constexpr int UNROLL = 4;
-
-// 2^(x + raise) for x + raise <= 126: relative error below 1.4 x 2^-24, zero below 2^-126. NaN for a NaN.
-template <int raise = 0>
-inline Floats exp2_lanes(Floats x) {
-    constexpr float UNIT = float(1ull << (raise / 2)) * float(1ull << (raise - raise / 2)), LOWEST = -126 - raise;
-    const Floats shift = splat<Floats>(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer, kept in the low bits
-    const Floats clamped = larger(splat<Floats>(LOWEST), x);
-    const Floats shifted = clamped + shift;
-    const Floats f = clamped - (shifted - shift);  // in [-1/2, 1/2]
-    Floats p = splat<Floats>(0.0001535336191707485f * UNIT);
-    p = p * f + 0.0013398874414264593f * UNIT;
-    p = p * f + 0.00961843735764703f * UNIT;
-    p = p * f + 0.05550332471125498f * UNIT;
-    p = p * f + 0.24022647913628975f * UNIT;
-    p = p * f + 0.6931472028550666f * UNIT;
-    p = p * f + UNIT;
-    return bit_cast<Floats>(x < LOWEST ? Ints{} : bit_cast<Ints>(p) + (bit_cast<Ints>(shifted) << 23));
-}
 
 // log2 of the probabilities of one row.
 struct Log2Probs {
@@ -184,25 +166,9 @@ inline void row_gradient(const Z* z, const Y* y, int64_t size, const float* targ
     each_vector(0, size, body, z, y);
 }
 
-// The element types, told apart at run time.
-template <class Body>
-inline void with_type(int is_bfloat16, const void* x, Body body) {
-    if (is_bfloat16) {
-        body(static_cast<const bfloat16*>(x));
-    } else {
-        body(static_cast<const float*>(x));
-    }
-}
-
 }  // namespace
 
 extern "C" {
-
-struct Rows {
-    void* data;
-    int64_t stride;  // between rows, in elements
-    int32_t is_bfloat16;
-};
 
 void lk_normaliser(const Rows* x, int64_t count, int64_t size, float* normaliser, int64_t threads) {
     with_type(x->is_bfloat16, x->data, [&](auto* data) {
@@ -225,8 +191,7 @@ void lk_rows(const Rows* z, const Rows* y, const int64_t* rows, const float* nor
                 if (!given) row_statistics(draft_row, target_row, size, target_normaliser, of_row);
                 if (!out) return;
                 with_type(out->is_bfloat16, out->data, [&](auto* d) {
-                    auto* d_row = const_cast<std::remove_const_t<std::remove_pointer_t<decltype(d)>>*>(d) + r * out->stride;
-                    row_gradient(draft_row, target_row, size, target_normaliser, of_row, weight[r], d_row);
+                    row_gradient(draft_row, target_row, size, target_normaliser, of_row, weight[r], d + r * out->stride);
                 });
             });
         });

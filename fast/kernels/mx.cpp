@@ -2,7 +2,7 @@
 //
 // All arithmetic is exact but for the one rounding to the grid, which is an addition and a subtraction of 1.5 x 2^k.
 // Scale codes are E8M0: 2^(code - 127), 255 for NaN.
-#include "vector.h"
+#include "rows.h"
 
 namespace {
 
@@ -190,15 +190,6 @@ void with_element(int format, Body body) {
         case 0: return body(MXFP4{});
         case 1: return body(E4M3{});
         default: return body(E5M2{});
-    }
-}
-
-template <class Body>
-void with_type(int is_bfloat16, void* x, Body body) {
-    if (is_bfloat16) {
-        body(static_cast<bfloat16*>(x));
-    } else {
-        body(static_cast<float*>(x));
     }
 }
 

@@ -15,7 +15,7 @@ WORTH_A_THREAD = 1 << 16  # values; fewer take less time than to wake a thread
 
 
 class Rows(ctypes.Structure):
-    """A matrix as lk.cpp takes it."""
+    """A matrix as rows.h has it."""
 
     _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("is_bfloat16", ctypes.c_int32)]
 
@@ -103,5 +103,26 @@ def mx_dequantize(scales: Tensor, codes: Tensor, packed: bool, format: int, out:
     )  # fmt: skip
 
 
-for operator in (lk_rows, mx_fake_quantize, mx_quantize, mx_dequantize):
+@torch.library.custom_op("draftconf::situ", mutates_args=("out",))
+def situ(gate: Tensor, up: Tensor, beta: float, linear_beta: float, out: Tensor) -> None:
+    """SiTU-GLU of gate and up to ``out``. All [N, m] of one type."""
+    _call("situ", _rows(gate), _rows(up), *gate.shape, _pair(beta, linear_beta), _rows(out), _threads(4 * gate.numel()))
+
+
+@torch.library.custom_op("draftconf::situ_gradient", mutates_args=("d_gate", "d_up"))
+def situ_gradient(
+    gate: Tensor, up: Tensor, d_y: Tensor, beta: float, linear_beta: float, d_gate: Tensor, d_up: Tensor
+) -> None:
+    """The gradient of ``situ`` to ``d_gate`` and ``d_up`` of the type of gate. All [N, m]."""
+    _call(
+        "situ_gradient", _rows(gate), _rows(up), _rows(d_y), *gate.shape, _pair(beta, linear_beta), _rows(d_gate),
+        _rows(d_up), _threads(4 * gate.numel()),
+    )  # fmt: skip
+
+
+def _pair(*numbers: float):
+    return (ctypes.c_float * 2)(*numbers)
+
+
+for operator in (situ, situ_gradient, lk_rows, mx_fake_quantize, mx_quantize, mx_dequantize):
     operator.register_fake(lambda *_: None)
