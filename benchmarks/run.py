@@ -21,6 +21,7 @@ SECTIONS = {
     "mx, one thread": (mx.measure, ALONE),
     "experts": (experts.measure, {}),
     "unroll": (unroll.measure, {}),
+    "precision": (unroll.measure_precision, {}),
     "recompute": (unroll.measure_recompute, {}),
     "growth": (unroll.measure_growth, {}),
     "longest": (longest.measure, {}),

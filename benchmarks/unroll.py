@@ -1,8 +1,7 @@
 """The seven-step unroll, forward and backward: beside NeMo AutoModel's trainer, beside its products, and its growth.
 
-bfloat16 storage, hidden size 1024, 16 heads. Ours in the formats of the trainer, logits and attention in bfloat16;
-"wide" is ours with both in float32, as the report has it, where products on a CPU take several times as long. The head
-is the target's and frozen.
+bfloat16 storage, hidden size 1024, 16 heads. Ours in the formats of the trainer, logits and attention in bfloat16,
+unless a row says "wide": float32, as the report has it. The head is the target's and frozen.
 """
 
 import math
@@ -138,7 +137,6 @@ def title(layout: str, config: DraftConfig = SIZES, slots: int = SLOTS) -> str:
 def beside_trainer(runs: int) -> Case:
     ours = Ours(EAGLE3)
     functions = {"products": products_alone(SIZES, EAGLE3, SLOTS), "fast": ours.run}
-    functions["fast, wide"] = partial(ours.run, fused.Plan())
     targets, memory, note = [], [], "The products are those with weights; the attention's own are left out."
     try:
         theirs = Theirs(ours)
@@ -178,11 +176,20 @@ def beside_products(runs: int) -> Case:
     choices = Choices()
     ours = Ours(choices)
     functions = {"products": products_alone(SIZES, choices, SLOTS), "fast": ours.run}
-    functions["fast, wide"] = partial(ours.run, fused.Plan())
     extra = {name: peak_extra(function) for name, function in functions.items()}
     times = timed_in_turn(functions, runs)
     note = f"{SIZES.num_experts} experts, {SIZES.num_experts_per_token} a token."
     return Case(title("mtp"), "products", times, extra, targets=[Target("fast", "products", 1.5)], note=note)
+
+
+def precision(layout: str, runs: int) -> Case:
+    """What each of the two precisions costs in the wide type, whose products a CPU does several times as slowly."""
+    ours = Ours(EAGLE3 if layout == "eagle3" else Choices(), replace(SIZES, vocab_size=32768))
+    kinds = {f"attention {a}, logits {z}": fused.Plan("none", a, z) for a in fused.PRECISION for z in fused.PRECISION}
+    functions = {name: partial(ours.run, plan) for name, plan in kinds.items()}
+    extra = {name: peak_extra(function) for name, function in functions.items()}
+    base = "attention storage, logits storage"
+    return Case(title(layout, ours.model.config), base, timed_in_turn(functions, runs), extra, note="By precision.")
 
 
 def recompute(layout: str, steps: int, runs: int) -> Case:
@@ -231,6 +238,10 @@ def slope(x: tuple, y: list) -> float:
 def measure(runs: int) -> Iterator[Case]:
     yield beside_trainer(runs)
     yield beside_products(runs)
+
+
+def measure_precision(runs: int) -> Iterator[Case]:
+    yield from (precision(layout, runs) for layout in ("eagle3", "mtp"))
 
 
 def measure_recompute(runs: int) -> Iterator[Case]:
