@@ -184,12 +184,6 @@ def measure(runs: int) -> Iterator[Case]:
     yield memory([128, 512, 2048])
 
 
-def measure_one_thread(runs: int) -> Iterator[Case]:
-    """The same without what takes long; processor time, which the load of other processes hardly touches."""
-    yield from (alone(slots, dtype, runs) for slots in (64, 256) for dtype in (F32, BF16))
-    yield with_head(1, 256, WIDTH, False, runs, ONE)
-
-
 def measure_short(runs: int) -> Iterator[Case]:
     """What shows how much of a peer's time is page faults: one size, for a heap that keeps its pages."""
     yield from (alone(256, dtype, runs) for dtype in (F32, BF16))

@@ -135,11 +135,11 @@ def save(section: str, cases: list[Case], results: Path = RESULTS) -> dict:
 HEAD = """# Benchmarks
 
 Made by `make bench`, which measures every row of a table in turn, run after run, in one process, beside the thing that
-bounds it: a copy of the same data, or the bare matrix products. Read the ratios, not the milliseconds: the machine was
-shared with other work meanwhile, which hits all rows of a table alike but not every run: where that matters, the same
-is given again in processor time of one thread. Each ratio is the median over the runs of the ratio within one run; in
-brackets its least and its largest. The functions are the ones that the conformance suite certifies. Raw numbers:
-`benchmarks/results.json`.
+bounds it: a copy of the same data, or the bare matrix products. Read the ratios, not the milliseconds: the machine is
+virtual, and what its neighbours do hits all rows of a table alike, but not every run. Each ratio is the median over the
+runs of the ratio within one run; in brackets its least and its largest. The functions are the ones that the conformance
+suite certifies. Extra memory is the peak of resident memory during one call, by a sampler, above that at its start; what
+is kept for a backward pass is counted by hooks on saved tensors. Raw numbers: `benchmarks/results.json`.
 """
 
 
@@ -157,9 +157,8 @@ def page(everything: dict) -> str:
 
 def about(facts: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    clock = "processor time of one thread" if facts["threads"] == 1 else f"{facts['threads']} threads, wall time"
     return (
-        f"{facts['when']}; {facts['machine']}; {clock}, load {facts['load']} at the end; "
+        f"{facts['when']}; {facts['machine']}; {facts['threads']} threads, wall time, load {facts['load']} at the end; "
         f"Python {facts['python']}, {versions}; {facts['compiler']}; heap: {facts['heap']}."
     )
 

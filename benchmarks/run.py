@@ -12,13 +12,10 @@ import warnings
 from benchmarks import experts, longest, loss, mx, report, unroll
 
 WARM = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"}
-ALONE = {"OMP_NUM_THREADS": "1"}
 SECTIONS = {
     "loss": (loss.measure, {}),
-    "loss, one thread": (loss.measure_one_thread, ALONE),
     "loss, warm heap": (loss.measure_short, WARM),  # freed pages are kept, as a GPU's caching allocator does
     "mx": (mx.measure, {}),
-    "mx, one thread": (mx.measure, ALONE),
     "experts": (experts.measure, {}),
     "unroll": (unroll.measure, {}),
     "precision": (unroll.measure_precision, {}),

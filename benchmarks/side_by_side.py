@@ -13,11 +13,6 @@ import torch
 PAGE = 4096
 
 
-def clock() -> float:
-    """Seconds of wall time; with one thread seconds of processor time, which other processes do not lengthen."""
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
-
-
 def interleaved(functions: dict[str, Callable], runs: int) -> dict[str, list[float]]:
     """Seconds of every function, ``runs`` times in turn after one unmeasured round, so that load hits all alike."""
     for function in functions.values():
