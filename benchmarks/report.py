@@ -138,8 +138,8 @@ Made by `make bench`, which measures every row of a table in turn, run after run
 bounds it: a copy of the same data, or the bare matrix products. Read the ratios, not the milliseconds: the machine is
 virtual, and what its neighbours do hits all rows of a table alike, but not every run. Each ratio is the median over the
 runs of the ratio within one run; in brackets its least and its largest. The functions are the ones that the conformance
-suite certifies. Extra memory is the peak of resident memory during one call, by a sampler, above that at its start; what
-is kept for a backward pass is counted by hooks on saved tensors. Raw numbers: `benchmarks/results.json`.
+suite certifies. Extra memory is the peak of resident memory during one call, by a sampler, above that at its start;
+what is kept for a backward pass is counted by hooks on saved tensors. Raw numbers: `benchmarks/results.json`.
 """
 
 
