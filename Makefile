@@ -43,4 +43,4 @@ $(VENV)/.installed: constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-docs $(OUT) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-docs .venvs $(OUT) .pytest_cache .ruff_cache .hypothesis

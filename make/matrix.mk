@@ -1,0 +1,8 @@
+# Public packages under test, each in an environment of its own below .venvs: MATRIX.md and matrix.json.
+#   make matrix                               all of them
+#   make matrix PACKAGES="torchao gfloat"     these two; the rows of the others stay
+PACKAGES ?=
+
+.PHONY: matrix
+matrix: $(VENV)/.installed
+	$(VENV)/bin/python -m conformance.matrix $(PACKAGES)
