@@ -96,7 +96,7 @@ def modules() -> str:
     for package in PACKAGES:
         parts.append(f"## {package}")
         for path in sorted((ROOT / package).rglob("*.py")):
-            if "adapters" not in path.parts and not path.name.startswith("test_"):
+            if not {"adapters", "findings"} & set(path.parts) and not path.name.startswith("test_"):
                 parts += module(path)
     return "\n\n".join(parts) + "\n"
 

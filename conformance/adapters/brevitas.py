@@ -1,7 +1,7 @@
 """Brevitas' MX quantisers of a layer's weight (``MXFloat8e4m3Weight`` and subclasses): fake MXFP8 and MXFP4.
 
 The package's own classes are E4M3; MXFP4 is that class with the element's widths set, which is how the package makes
-its floating-point formats. Declared is the rule ``floor``: the MX classes restrict scales to powers of two by ``FloorSte``.
+its floating-point formats. Declared is the rule ``floor``: the MX classes find powers of two by ``FloorSte``.
 
 Install: ``make matrix PACKAGES=brevitas`` and add ``--adapter-python .venvs/brevitas``.
 """

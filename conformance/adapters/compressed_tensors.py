@@ -1,7 +1,7 @@
 """compressed-tensors' MX weights: MXFP4 and MXFP8 as it stores them, reads them back, and fake-quantises.
 
 The scales are ``calculate_qparams`` of each block's extremes, the codes what the compressors of the presets MXFP4A16
-and MXFP8A16 write. Declared is the rule ``even``: ``round_to_power_2`` is to round a maximum up by the mantissa width of
+and MXFP8A16 write. Declared is the rule ``even``: ``round_to_power_2`` is to round a maximum by the mantissa width of
 the element type. The package has no other rule, no E5M2 and no gradient; it reads back in bfloat16 only.
 
 Install: ``make matrix PACKAGES=compressed-tensors`` and add ``--adapter-python .venvs/compressed-tensors``.

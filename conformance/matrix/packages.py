@@ -19,11 +19,45 @@ class Package:
     variables: dict[str, str] = field(default_factory=dict)
 
 
+ADAPTERS = "conformance/adapters/"
+ALPHA = "The LK loss is -log sum min(p, q), report eq. 16"
+
 PACKAGES = (
     Package(
+        "nemo-automodel",
+        ("nemo_automodel", ADAPTERS + "nemo_automodel.py:backbone"),
+        f"{ALPHA} (lk_loss_type alpha, where an acceptance of 0 counts as a loss of 0). Of MX it reads blocks only.",
+    ),
+    Package("speculators", ("speculators",), f"{ALPHA} (neg_log_acceptance_loss, acceptance clamped at 1e-5)."),
+    Package(
         "torchao",
-        ("torchao", *(f"conformance/adapters/torchao.py:{rule}" for rule in ("rceil", "ceil", "even"))),
-        "ScaleCalculationMode: FLOOR is the default of to_mx, RCEIL, CEIL and EVEN are options of it.",
+        (
+            "torchao",
+            *(f"{ADAPTERS}torchao.py:{rule}" for rule in ("rceil", "ceil", "even")),
+            "torchao_qat",
+            ADAPTERS + "torchao_qat.py:weight",
+        ),
+        "ScaleCalculationMode: FLOOR by default in to_mx, RCEIL in MXFakeQuantizeConfig, all four as options.",
+    ),
+    Package(
+        "compressed-tensors",
+        ("compressed_tensors",),
+        "round_to_power_2: the block's maximum rounded by the mantissa width of the element type, which is EVEN.",
+    ),
+    Package(
+        "nvidia-modelopt",
+        ("modelopt",),
+        "MXFP8QTensor: scale = 2^ceil(log2(amax / E4M3_max)), which is RCEIL; MXFP4QTensor computes the same with 6.",
+    ),
+    Package(
+        "amd-quark",
+        ("quark", *(f"{ADAPTERS}quark.py:{rule}" for rule in ("floor", "ceil"))),
+        "OCP_MXFP4Spec and OCP_MXFP8E4M3Spec: scale_calculation_mode even by default, floor and ceil are options.",
+    ),
+    Package(
+        "brevitas", ("brevitas",), "mx_quant_ocp: powers of two by FloorSte, which is FLOOR, named after OCP's formats."
     ),
     Package("gfloat", ("gfloat",), "compute_scale_amax: floor(log2(amax)) - emax, as OCP MX v1.0 section 6.3."),
+    Package("ml-dtypes", ("ml_dtypes_mx",), "Element types and E8M0 as in OCP MX v1.0 section 5; no rule for scales."),
+    Package("transformers", ("transformers_mxfp4",), "Of MX it reads gpt-oss blocks; no rule for scales."),
 )
