@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance.loading import load as load
+from conformance.pattern import Pattern
 from reference.config import Choices, DraftConfig
 
 PROTOCOL = 1
@@ -25,7 +26,7 @@ EXTENSION_TYPES = ("bfloat16", "float8_", "float6_", "float4_")  # NumPy dtypes 
 METHODS = (
     "align", "mxfp4", "mxfp8", "mxfp4_decode", "mxfp8_decode", "fake_mxfp4", "fake_mxfp8", "fusion", "draft_input",
     "situ_glu", "attention", "mla", "route", "moe", "shared_experts", "dense_mlp", "draft_layer", "head", "lk_loss",
-    "unroll", "draft_sequence", "speculative_sample",
+    "unroll", "pattern", "draft_sequence", "speculative_sample",
 )  # fmt: skip
 
 
@@ -116,6 +117,8 @@ class Description:
         formats, policies = said.pop("formats", None), said.pop("policies", None)
         policies = _policies(formats, policies)
         formats = _complete(formats, "describe()['formats']") if formats is not None else next(iter(policies.values()))
+        if "pattern" in said:
+            Pattern.of(said["pattern"])
         documents = _expect(said.pop("documents", True), bool, "describe()['documents']", "True or False")
         return cls(name, version, url, formats, choices, layouts, policies, documents, said)
 

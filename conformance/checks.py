@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from conformance import check_exact as exactly
+from conformance import check_pattern as reading
+from conformance import check_pattern_losses as summing
 from conformance import check_stage as staged
 from conformance import check_unroll as unrolled
 from conformance.adapter import Description
@@ -20,6 +22,7 @@ from reference.layer import graph
 
 LOSS_OUTPUTS = ("slot_losses", "step_losses", "total_loss")
 MX_METHODS = ("mxfp4", "mxfp8")
+PATTERN_LAYOUT = "eagle3"  # whose wiring the checks of any draft's pattern go by
 ALIGNED = ("tokens", "low", "mid", "high", "target_logits", "mask", "supervised")
 
 
@@ -60,6 +63,8 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
                 checks += [*stage_checks(at), *trace_checks(at), *end_checks(at)]
             at = Place(layout, policy, cases_for(choices)[0], choices, seed)
             checks += exact_checks(at)
+            if "pattern" in description.extra and layout == PATTERN_LAYOUT:
+                checks += pattern_checks(at)
             if layout == description.layouts[0]:  # MX knows no layout
                 checks += mx_checks(at)
     chosen = [check for check in checks if stages is None or check.stage in stages]
@@ -183,6 +188,36 @@ def mx_checks(at: Place) -> list[Check]:
         for case in exactly.MX_CASES:
             for what in ("y", "d_x"):
                 add(f"fake_{method}", what, case, lambda r, w=what: exactly.check_fake(r, w))
+    return checks
+
+
+def pattern_checks(at: Place) -> list[Check]:
+    """A step whose layer may be any, from outside: with the whole vocabulary and the teacher's tokens."""
+    checks: list[Check] = []
+    whole = {"head": "own", "reduced_target": "restricted", "reduced_supervision": "all"}
+    choices = at.choices.replace(token_source="teacher", **(whole if at.choices.head == "reduced" else {}))
+    case = cases_for(choices)[0]
+    judges = {
+        "tokens": lambda r: reading.check_reads(r, "tokens"),
+        "features": lambda r: reading.check_reads(r, "features"),
+        "fusion": reading.check_fusion,
+        "recycle": reading.check_recycle,
+        "cache": reading.check_cache,
+        "step_losses": summing.check_losses,
+        "mask": summing.check_mask,
+        "empty_steps": summing.check_empty,
+        "total_loss": summing.check_total,
+        "d_features": summing.check_gradient,
+    }
+
+    def run(subject):
+        make = lambda: reading.PatternRun(subject, case, choices, at.policy, at.seed)  # noqa: E731
+        return at.shared("pattern", subject, make)
+
+    for i, (what, judge) in enumerate(judges.items()):
+        order, judged = (len(STAGES) + 3, i), lambda s, j=judge: j(run(s))
+        arrays = lambda s: run(s).inputs  # noqa: E731
+        checks.append(at.check("pattern", what, "stage", "stage", order, judged, "steps", arrays))
     return checks
 
 

@@ -56,6 +56,16 @@ OTHERS = (
         ("total_loss", "step_losses", "slot_losses"),
     ),
     (
+        "pattern",
+        "any draft layer: slot j of step k reads features 0..j, tokens 0..j+k-1, and the output of step k-1",
+        "spec.md 3, 4, 5",
+        ("tokens", "low", "mid", "high", "target_logits", "mask"),
+        ("logits", "step_losses", "total_loss"),
+        (),
+        (),
+        ("eagle3",),
+    ),
+    (
         "draft_sequence",
         "the same step token by token, with a cache",
         "spec.md 8",

@@ -18,6 +18,7 @@ CASES = {
     "poisoned": "the tame case with NaN in the padding",
     "plain": "one document, a ragged mask",
     "documents": "two documents and padding",
+    "steps": "ten slots, a ragged mask; two documents in the last row if the adapter takes them",
     "laws": "pairs of laws: ordinary, equal, disjoint, one-hot, sparse; three uniform draws each",
     "all_codes": "every scale byte with every element code",
 }
@@ -40,6 +41,30 @@ SPECIAL = {
     "gradient_set": "the gradient of draft_logits, as a member of the set of right ones,",
     "frozen": "that what is frozen gets no gradient, in a call",
 }
+#: What the checks of ``pattern`` compare, and what decides.
+PATTERN = {
+    "tokens": ("which logits move with the token of one slot",
+               "None: they are those that the oracle's own step moves; noise is what a second run on the same inputs shows."),
+    "features": ("which logits move with the features of one slot",
+                 "None: they are those that the oracle's own step moves; noise is what a second run on the same inputs shows."),
+    "fusion": ("whether each of low, mid and high moves the logits of step 1", "None: each must."),
+    "recycle": ("whether a step goes on from the output of the step before, where all slots hold the same",
+                "Two roundings to the storage format and 64 to the accumulation format: two steps closer than that "
+                "read the same."),
+    "cache": ("which keys a step attends: the features made 256 and 1024 times as large, the effect of a token on step "
+              "k less that on step k - 1",
+              "A key's effect keeps its size and any other falls to a quarter; half is the limit. Below the rounding of "
+              "the logits nothing is decided."),
+    "step_losses": ("the loss of every step, from the logits that were returned",
+                    "The oracle computes the declared loss in float64 on numbers that carry their error (docs/bounds.md)."),
+    "mask": ("whether targets at slots that the mask leaves out move a loss", "None: they must not."),
+    "empty_steps": ("the losses where later steps have no supervised slot",
+                    "As for step_losses; nothing may be NaN or infinite."),
+    "total_loss": ("the total as the weighted sum of the step losses that were returned", "As for step_losses."),
+    "d_features": ("the gradient of the total loss along itself and along a random direction",
+                   "The range of three difference quotients that converge, the spread of the loss on neighbouring inputs "
+                   "over the step, and 16 roundings of the gradient."),
+}  # fmt: skip
 DECIDED = "A decision must be right wherever its margin exceeds the error of what it was taken from."
 DECISIONS = ("experts", "below", "decision", "tokens", "mx_input", "mx_hidden")
 
@@ -78,7 +103,7 @@ def names() -> list[tuple[str, str]]:
     from conformance.checks import plan
 
     return list(dict.fromkeys((c.stage, c.quantity) for c in plan(Description.from_dict({
-        "name": "any", "formats": {"storage": "float32"}}))))  # fmt: skip
+        "name": "any", "formats": {"storage": "float32"}, "pattern": {"step_weights": [1] * 7}}))))  # fmt: skip
 
 
 def explain(check_id: str, adapter: str, seed: int) -> str:
@@ -109,11 +134,15 @@ def compared(check: Named) -> str:
         return f"The walk: {what} of {check.stage} at every step against the oracle on the implementation's own inputs."
     if check.kind == "end_to_end":
         return f"End to end: {quantity} of the whole unroll against the oracle's own run."
+    if check.stage == "pattern":
+        return f"A step whose layer may be any, from outside: {PATTERN[quantity][0]}."
     what = SPECIAL.get(quantity) or (f"the gradient of {quantity[2:]}" if quantity.startswith("d_") else quantity)
     return f"A stage by itself: {what} of {check.stage} on inputs that its storage format holds exactly."
 
 
 def bound(check: Named) -> str:
+    if check.stage == "pattern":
+        return PATTERN[check.quantity][1]
     if check.quantity in SETS:
         return SETS[check.quantity]
     if check.quantity in DECISIONS:

@@ -333,6 +333,42 @@ FAULTS = (
         "the cotangent must be the sum of all its consumers' products, later steps too",
     ),
     Fault(
+        ("pattern.tokens", "pattern.features", "pattern.fusion"),
+        "a step reads the token of another step, a slot of the future, or of another row",
+        "SpecForge #885; Megatron-LM #5011; NeMo-RL #3463",
+        "one slot changed at a time, and which logits move",
+    ),
+    Fault(
+        ("pattern.recycle",),
+        "later steps read the target's features again instead of the draft's own output",
+        "own",
+        "one token and one feature in every slot: such a step returns what an earlier one did",
+    ),
+    Fault(
+        ("pattern.cache",),
+        "the step-1 keys are cut back by one slot at every further step, or earlier steps' own keys are lost",
+        "SpecForge #244, #245; EAGLE #247; AngelSlim #170",
+        "features so large that keys are the only way on which a token arrives at full size",
+    ),
+    Fault(
+        ("pattern.step_losses", "pattern.mask", "pattern.empty_steps"),
+        "target or mask stay behind or run ahead of the slot, or a step without supervision is NaN",
+        "SpecForge #885, #895; Automodel #2464; speculators",
+        "a ragged mask and another target in every slot; a mask of the first slots only",
+    ),
+    Fault(
+        ("pattern.total_loss",),
+        "step weights begin at the wrong power, or are normalised where declared as they are",
+        "EAGLE, SpecForge, AutoModel and speculators weight differently",
+        "seven step losses that differ",
+    ),
+    Fault(
+        ("pattern.d_features",),
+        "a step detached from the one before, or the gradient of one step only",
+        "SpecForge #879; Automodel #3140",
+        "difference quotients of the total loss along the gradient itself and a random direction",
+    ),
+    Fault(
         ("*.frozen",),
         "what is frozen is trained all the same",
         "speculators #593; Automodel #2369; SpecForge #212",

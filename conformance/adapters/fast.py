@@ -8,7 +8,8 @@ from functools import wraps
 
 import torch
 
-from conformance.torch_helper import TorchAdapter, Trace, gradients, input_tensors, require_gradients, stage, to_arrays
+from conformance.cases import make_parameters, unroll_cases
+from conformance.torch_helper import DTYPES, TorchAdapter, Trace, gradients, input_tensors, require_gradients, stage, to_arrays
 from fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
@@ -58,6 +59,12 @@ class FastAdapter(TorchAdapter):
         super().start(config, choices, formats)
         self.config, self.options = DraftConfig(**config), Choices.from_dict(choices)
         self.options.check(self.config)
+
+    def describe(self) -> dict:
+        choices = Choices.from_dict({**self.choices, "draft_input": "eagle3"})
+        weights = choices.weights(DraftConfig.tiny().num_steps)
+        pattern = {"loss": "lk", "step_weights": weights, "denominator": choices.reduction, "documents": True}
+        return super().describe() | {"pattern": pattern}
 
     def __init__(self, backend: str = "auto"):
         self.config, self.options, self.backend = DraftConfig.tiny(), Choices(), backend
@@ -206,6 +213,17 @@ class FastAdapter(TorchAdapter):
     def _parameters(self, t) -> dict:
         names = parameter_shapes(self.config, self.options)
         return {name: x for name, x in t.items() if name in names}
+
+    @stage(kept=("target_logits",), frozen=("target_logits",))
+    def pattern(self, t, forced):
+        """The step on parameters of its own: those of the suite's tame case."""
+        storage = next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+        params = make_parameters(unroll_cases(self.config)[0], self.options, storage, 0)
+        params = {name: torch.tensor(x, dtype=self.dtype) for name, x in params.items()}
+        seen = {}
+        result = unroll.unroll(params, t, self.config, self.options, _keep_in(seen))
+        logits = torch.stack([seen[f"{k}/logits"] for k in range(1, self.config.num_steps + 1)])
+        return {"logits": logits, "step_losses": result["step_losses"], "total_loss": result["total_loss"]}
 
     @stage
     def draft_sequence(self, t, forced):

@@ -6,12 +6,15 @@ Stage methods run the rows of the stage table forward and backward on plain arra
 import numpy as np
 
 import conformance
+from conformance.cases import make_parameters, unroll_cases
 from conformance.stages import STAGES, Stage
 from reference import mx, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
 from reference.formats import round_to
 from reference.graph import backward, forward
-from reference.layer import EXPERT_WEIGHTS
+from reference.layer import EXPERT_WEIGHTS, graph
+
+PER_STEP = {"logits": "logits", "step_losses": "step_loss"}  # outputs of pattern by the stage that they are
 
 
 class Reference:
@@ -24,6 +27,7 @@ class Reference:
             "url": "",
             "formats": {"storage": "float64"},
             "layouts": ["mtp", "eagle3"],
+            "pattern": {"loss": "lk", "step_weights": [1 / 7] * 7, "denominator": "supervised", "documents": True},
         }
 
     def start(self, config: dict, choices: dict) -> None:
@@ -72,6 +76,19 @@ class Reference:
         result = unroll.unroll(params, data, self.config, self.choices, gradients=bool(cotangents), forced=pins)
         outputs = {name: getattr(result, name) for name in ("total_loss", "step_losses", "slot_losses")}
         return outputs, result.grads, result.decisions, result.trace
+
+    def pattern(self, inputs, *, cotangents=None, forced=None):
+        params = make_parameters(unroll_cases(self.config)[0], self.choices, "float64", 0)
+        values = unroll.stacked_parameters(params, self.config, self.choices)
+        values |= unroll.step_inputs(inputs, self.config, self.choices)
+        nodes, d = graph(self.config, self.choices), {(0, "total_loss"): np.ones(())}
+        forward(nodes, values)
+        if cotangents:
+            backward(nodes, values, d)
+        steps = range(1, self.config.num_steps + 1)
+        outputs = {name: np.stack([values[(k, key)] for k in steps]) for name, key in PER_STEP.items()}
+        outputs["total_loss"] = values[(0, "total_loss")]
+        return outputs, {name: d[name] for name in unroll.FEATURES if name in d}
 
     def draft_sequence(self, inputs, *, cotangents=None, forced=None):
         params = {name: inputs[name] for name in parameter_shapes(self.config, self.choices)}
