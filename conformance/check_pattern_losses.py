@@ -17,15 +17,16 @@ from conformance.pattern import DENOMINATORS, LOSSES, Pattern
 from reference.bounds import Arithmetic, arithmetic
 from reference.formats import round_to
 from reference.loss import total_loss
+from reference.ops import softmax
 from reference.running import Running, exact
-from reference.unroll import FEATURES, shift, step_inputs
+from reference.unroll import FEATURES, outside_document, shift, step_inputs
 
 SIZES = [2.0**-i for i in range(1, 14)]  # of a step along a direction, relative to the features
 SAMPLES, SPREAD = 6, 4.0  # runs on neighbours of the inputs, and how many times their spread a loss may be off by
 CONVERGES = 0.7  # of the last change of a quotient, at most, is the next one where halving the step still helps
 GRADIENT_ROUNDINGS = 16  # of the storage format that an element of a gradient may be off by
 SHARPNESS = 0.1  # an error below a tenth of the slope decides
-NEAR = 1e-3  # a step loss this close to what another alignment gives is taken to be that
+NEAR = 1e-5  # a step loss this close to what another alignment gives is taken to be that
 
 
 def expected(run: PatternRun, inputs: dict, logits: np.ndarray) -> list[tuple[Running, np.ndarray]]:
@@ -56,37 +57,45 @@ def judge_losses(run: PatternRun, inputs: dict, answer) -> dict:
             raise Wrong(str(mismatch), k) from mismatch
         one = verdict.of_comparison(what, comparison) | {"compared": max(int(supervised.sum()), 1)}
         if one["verdict"] == "fail":
-            one |= {"first_step": k, "message": f"step {k}: {one['message']}{recognised(run, inputs, logits, k, given)}"}
+            theirs = np.nan_to_num(np.asarray(answer.outputs["logits"][k - 1], float))
+            message = f"step {k}: {one['message']}{recognised(run, inputs, theirs, k, given[k - 1])}"
+            return one | {"first_step": k, "message": message}
         found = one if found is None else verdict.worse(found, one)
     return found
 
 
-def recognised(run: PatternRun, inputs: dict, logits: np.ndarray, k: int, given: np.ndarray) -> str:
-    """What the loss would be right for: the nearest shifts of target and mask, another reduction or another loss."""
-    near = sorted(range(-1, run.steps + 1), key=lambda shifted: abs(shifted - (k - 1)))
-    losses = sorted(LOSSES, key=lambda name: name != run.declared.loss)
-    divisors = sorted(DENOMINATORS, key=lambda name: name != run.declared.denominator)
-    for loss, divisor, masked, shifted in product(losses, divisors, [*near, None], near):
-        target = moved(inputs["target_logits"], shifted)
-        supervised = np.ones(run.exists[0].shape, bool) if masked is None else moved(inputs["mask"], masked)
-        supervised = supervised & run.exists[k - 1]
-        other = Pattern(loss, run.declared.step_weights, divisor, run.declared.epsilon)
-        value = float(other.step_loss(other.slot_losses(logits[k - 1], target), supervised))
-        if abs(value - given[k - 1]) <= NEAR * abs(value):
+def recognised(run: PatternRun, inputs: dict, logits: np.ndarray, k: int, given: float) -> str:
+    """What the loss would be right for, with as few differences as will do: other shifts of target or mask, another
+    reduction, another loss.
+    """
+    shifts, declared = range(-1, run.steps + 1), run.declared
+    options = product(LOSSES, DENOMINATORS, [*shifts, None], shifts)
+    wanted = (declared.loss, declared.denominator, k - 1, k - 1)
+    differing = lambda option: sum(a != b for a, b in zip(option, wanted, strict=True))  # noqa: E731
+    near = lambda option: sum(abs((s or 0) - (k - 1)) for s in option[2:])  # noqa: E731
+    for option in sorted(options, key=lambda o: (differing(o), near(o))):
+        loss, divisor, masked, shifted = option
+        supervised = run.exists[k - 1] if masked is None else moved(run, inputs["mask"], masked)
+        other = Pattern(loss, declared.step_weights, divisor, declared.epsilon)
+        losses = other.slot_losses(logits, moved(run, inputs["target_logits"], shifted))
+        value = float(other.step_loss(losses, supervised))
+        if abs(value - given) <= NEAR * abs(value):
             told = [f"the target shifted by {shifted}; wanted {k - 1}"] * (shifted != k - 1)
             if masked != k - 1:
                 told += ["no mask" if masked is None else f"the mask shifted by {masked}; wanted {k - 1}"]
-            told += [f"the loss {loss}; declared is {run.declared.loss}"] * (loss != run.declared.loss)
-            told += [f"the denominator {divisor}; declared is {run.declared.denominator}"] * (
-                divisor != run.declared.denominator
+            told += [f"the loss {loss}; declared is {declared.loss}"] * (loss != declared.loss)
+            told += [f"the denominator {divisor}; declared is {declared.denominator}"] * (
+                divisor != declared.denominator
             )
-            return f"; it is right for {', '.join(told)}" if told else ""
+            return f"; it is right for {', '.join(told)}"
     return ""
 
 
-def moved(x: np.ndarray, count: int) -> np.ndarray:
-    """x [B, T, ...] moved ``count`` slots to the left; to the right where that is negative."""
-    return shift(x, count) if count >= 0 else np.roll(x, -count, axis=1)
+def moved(run: PatternRun, x: np.ndarray, count: int) -> np.ndarray:
+    """x [B, T, ...] moved ``count`` slots to the left, or to the right; zero where that leaves the document."""
+    outside = outside_document(run.inputs.get("documents"), count + 1, x.shape[:2])
+    x = shift(x, count) if count >= 0 else np.roll(x, -count, axis=1)
+    return np.where(outside.reshape(outside.shape + (1,) * (x.ndim - 2)), np.zeros((), x.dtype), x)
 
 
 @judged
@@ -104,7 +113,9 @@ def check_total(run: PatternRun) -> dict:
     if found["verdict"] == "fail":
         total, ones = float(outputs["total_loss"]), np.arange(run.steps)
         others = {"equal weights of 1": ones * 0 + 1, "equal weights that sum to 1": (ones * 0 + 1) / run.steps}
-        others |= {f"weights {d}^(k-1)": d**ones for d in (0.8, 0.9)} | {f"weights {d}^k": d ** (ones + 1) for d in (0.8, 0.9)}
+        others |= {f"weights {d}^(k-1)": d**ones for d in (0.8, 0.9)} | {
+            f"weights {d}^k": d ** (ones + 1) for d in (0.8, 0.9)
+        }
         others |= {f"{name}, over their sum": w / w.sum() for name, w in list(others.items())[2:]}
         for name, w in others.items():
             if abs(float(w @ steps) - total) <= NEAR * abs(total):
@@ -179,7 +190,8 @@ def loss_noise(run: PatternRun) -> float:
 def slope(run: PatternRun, gradient: dict, direction: dict, noise: float) -> Slope:
     """The difference quotient of that of a row of step sizes whose estimated error is smallest.
 
-    The error of a quotient: the range of it and the two of larger steps, if they converge, and the noise over the step.
+    The error of a quotient: the range of it and the two of larger steps, if they converge, and over the step the noise,
+    the bends of the loss and the roundings of the gradient.
     """
     size = np.sqrt(np.mean([np.square(run.inputs[name]) for name in FEATURES]))
     root = np.sqrt(np.mean([np.square(direction[name]) for name in FEATURES]))
@@ -199,7 +211,8 @@ def slope(run: PatternRun, gradient: dict, direction: dict, noise: float) -> Slo
         blur = 2 * noise / abs(length)
         if len(quotients) > 2 and converging(quotients, blur):
             returned = sum(float((gradient[n] * apart[n]).sum()) for n in FEATURES) / length
-            error = np.ptp(quotients[-3:]) + blur + rounding(run, gradient, apart) / abs(length)
+            bends = kinks(run, high["logits"], low["logits"])
+            error = np.ptp(quotients[-3:]) + blur + (bends + rounding(run, gradient, apart)) / abs(length)
             if best is None or error < best.error:
                 best = Slope(returned, float(total), float(error), 0.0, np.array(run.declared.step_weights) * steps)
         if best is not None and blur > best.error:
@@ -208,6 +221,25 @@ def slope(run: PatternRun, gradient: dict, direction: dict, noise: float) -> Slo
     norm = np.sqrt(sum(float(np.square(gradient[n]).sum()) for n in FEATURES))
     best.scale = max(abs(best.measured), norm * np.sqrt(square / sum(gradient[n].size for n in FEATURES)))
     return best
+
+
+def kinks(run: PatternRun, *ends: np.ndarray) -> float:
+    """How far min(p, q) in the total loss bends between the given inputs and the two ends: where the lesser of the two
+    is another one at an end, by their difference there.
+    """
+    if run.declared.loss not in ("lk", "tv"):
+        return 0.0
+    aligned, found = step_inputs(run.inputs, run.case.config, run.choices), 0.0
+    here = run.read(run.base())
+    for k, weight in enumerate(run.declared.step_weights, start=1):
+        p, supervised = softmax(aligned[(k, "target_logits")]), aligned[(k, "supervised")]
+        q = softmax(here[k - 1])
+        alpha = np.minimum(p, q).sum(-1) if run.declared.loss == "lk" else np.ones(supervised.shape)
+        for end in ends:
+            there = softmax(np.where(run.exists[k - 1][..., None], np.asarray(end[k - 1], float), 0.0))
+            bend = np.where((there < p) != (q < p), np.abs(there - p), 0.0).sum(-1) / alpha
+            found += weight * float(run.declared.step_loss(bend, supervised))
+    return found
 
 
 def converging(quotients: list[float], blur: float) -> bool:
@@ -264,7 +296,8 @@ def missing_share(run: PatternRun, slope: Slope) -> str:
         return f"{told}: no gradient arrives at all"
     for last in range(1, run.steps):
         if close(slope.steps[:last]):
-            return f"{told}: that is the share of steps 1 to {last}; the share of steps {last + 1} to {run.steps} is missing"
+            lacking = f"the share of steps {last + 1} to {run.steps} is missing"
+            return f"{told}: that is the share of steps 1 to {last}; {lacking}"
     for k in range(1, run.steps + 1):
         if close(np.delete(slope.steps, k - 1)):
             return f"{told}: the share of step {k} is missing"

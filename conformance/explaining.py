@@ -41,29 +41,30 @@ SPECIAL = {
     "gradient_set": "the gradient of draft_logits, as a member of the set of right ones,",
     "frozen": "that what is frozen gets no gradient, in a call",
 }
+MOVED = "None: those that the oracle's own step moves; noise is what a second run on the same inputs shows."
 #: What the checks of ``pattern`` compare, and what decides.
 PATTERN = {
     "tokens": ("which logits move with the token of one slot",
-               "None: they are those that the oracle's own step moves; noise is what a second run on the same inputs shows."),
+               MOVED),
     "features": ("which logits move with the features of one slot",
-                 "None: they are those that the oracle's own step moves; noise is what a second run on the same inputs shows."),
+                 MOVED),
     "fusion": ("whether each of low, mid and high moves the logits of step 1", "None: each must."),
     "recycle": ("whether a step goes on from the output of the step before, where all slots hold the same",
                 "Two roundings to the storage format and 64 to the accumulation format: two steps closer than that "
                 "read the same."),
     "cache": ("which keys a step attends: the features made 256 and 1024 times as large, the effect of a token on step "
               "k less that on step k - 1",
-              "A key's effect keeps its size and any other falls to a quarter; half is the limit. Below the rounding of "
-              "the logits nothing is decided."),
+              "A key's effect keeps its size and any other falls to a quarter; half is the limit. Below the rounding "
+              "of the logits nothing is decided."),
     "step_losses": ("the loss of every step, from the logits that were returned",
-                    "The oracle computes the declared loss in float64 on numbers that carry their error (docs/bounds.md)."),
+                    "The oracle computes the declared loss on numbers that carry their error (docs/bounds.md)."),
     "mask": ("whether targets at slots that the mask leaves out move a loss", "None: they must not."),
     "empty_steps": ("the losses where later steps have no supervised slot",
                     "As for step_losses; nothing may be NaN or infinite."),
     "total_loss": ("the total as the weighted sum of the step losses that were returned", "As for step_losses."),
     "d_features": ("the gradient of the total loss along itself and along a random direction",
-                   "The range of three difference quotients that converge, the spread of the loss on neighbouring inputs "
-                   "over the step, and 16 roundings of the gradient."),
+                   "The range of three difference quotients that converge, the bends of min(p, q), the spread of the loss "
+                   "on neighbouring inputs over the step, and 16 roundings of the gradient."),
 }  # fmt: skip
 DECIDED = "A decision must be right wherever its margin exceeds the error of what it was taken from."
 DECISIONS = ("experts", "below", "decision", "tokens", "mx_input", "mx_hidden")

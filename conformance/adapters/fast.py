@@ -9,7 +9,16 @@ from functools import wraps
 import torch
 
 from conformance.cases import make_parameters, unroll_cases
-from conformance.torch_helper import DTYPES, TorchAdapter, Trace, gradients, input_tensors, require_gradients, stage, to_arrays
+from conformance.torch_helper import (
+    DTYPES,
+    TorchAdapter,
+    Trace,
+    gradients,
+    input_tensors,
+    require_gradients,
+    stage,
+    to_arrays,
+)
 from fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
