@@ -44,10 +44,8 @@ SPECIAL = {
 MOVED = "None: those that the oracle's own step moves; noise is what a second run on the same inputs shows."
 #: What the checks of ``pattern`` compare, and what decides.
 PATTERN = {
-    "tokens": ("which logits move with the token of one slot",
-               MOVED),
-    "features": ("which logits move with the features of one slot",
-                 MOVED),
+    "tokens": ("which logits move with the token of one slot", MOVED),
+    "features": ("which logits move with the features of one slot", MOVED),
     "fusion": ("whether each of low, mid and high moves the logits of step 1", "None: each must."),
     "recycle": ("whether a step goes on from the output of the step before, where all slots hold the same",
                 "Two roundings to the storage format and 64 to the accumulation format: two steps closer than that "
@@ -63,8 +61,8 @@ PATTERN = {
                     "As for step_losses; nothing may be NaN or infinite."),
     "total_loss": ("the total as the weighted sum of the step losses that were returned", "As for step_losses."),
     "d_features": ("the gradient of the total loss along itself and along a random direction",
-                   "The range of three difference quotients that converge, the bends of min(p, q), the spread of the loss "
-                   "on neighbouring inputs over the step, and 16 roundings of the gradient."),
+                   "The range of three difference quotients that converge, the bends of min(p, q), the spread of the "
+                   "loss on neighbouring inputs over the step, and 16 roundings of the gradient."),
 }  # fmt: skip
 DECIDED = "A decision must be right wherever its margin exceeds the error of what it was taken from."
 DECISIONS = ("experts", "below", "decision", "tokens", "mx_input", "mx_hidden")

@@ -129,6 +129,24 @@ def require_gradients(tensors: dict, frozen=()) -> dict:
     return leaves
 
 
+def own_weights(module: torch.nn.Module, seed: int = 0) -> None:
+    """Fill a module's parameters, the same ones each time: matrices of rows of about unit length, gains around 1."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, x in sorted(module.named_parameters()):
+            values = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+            x.copy_(1 + 0.2 * values if x.dim() == 1 else values / x.shape[-1] ** 0.5)
+
+
+def pattern_answer(logits: list, step_losses: list, total_loss, features: dict, cotangents) -> tuple:
+    """What ``pattern`` returns, from the tensors of each step and the features that the total loss hangs on."""
+    if cotangents:
+        total_loss.backward(torch.tensor(cotangents["total_loss"], dtype=total_loss.dtype))
+    outputs = {"logits": torch.stack(logits), "step_losses": torch.stack(step_losses), "total_loss": total_loss}
+    grads = {name: x.grad for name, x in features.items() if x.grad is not None}
+    return to_arrays(outputs), to_arrays(grads)
+
+
 def gradients(outputs: dict, leaves: dict, cotangents: dict) -> dict:
     """Vector-Jacobian product of the outputs named in ``cotangents``, for every leaf that autograd reaches.
 
