@@ -1,4 +1,4 @@
-"""Checks without a tolerance: MX codes and values byte for byte, alignment, and the rules of speculative sampling."""
+"""Checks without a tolerance: MX codes and values byte for byte, and alignment."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,12 +9,10 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, generator, handed_over
-from conformance.compare import Mismatch, compare
 from conformance.shrink import minimize
-from reference import mx, sampling
+from reference import mx
 from reference.config import BLOCK, Choices
 from reference.formats import FORMATS, round_to
-from reference.running import Running
 from reference.unroll import align
 
 #: MX cases. In the last four OCP MX v1.0 is silent and spec.md section 6 decides (policy names of mx.md section 1).
@@ -255,68 +253,3 @@ def check_align(subject, case: Case, choices: Choices, policy: str, seed: int, w
         ignore = np.broadcast_to(crossing.reshape((-1,) + (1,) * (wanted.ndim - 1)), wanted.shape)
         return verdict.of_equality(f"align.{what}", actual, wanted, ignore)
     return verdict.of_equality(f"align.{what}", actual, wanted)
-
-
-# -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-def laws(seed: int, storage: str) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """p, q and draws: ordinary, equal, disjoint, one-hot; draws away from the steps of the cumulative laws."""
-    rng, cases = generator(seed, "sampling"), []
-    for kind in ("ordinary", "equal", "disjoint", "onehot", "sparse") * 8:
-        p, q = rng.dirichlet(np.ones(6), 2)
-        if kind == "equal":
-            q = p
-        if kind == "disjoint":
-            p, q = np.append(p[:3] / p[:3].sum(), np.zeros(3)), np.append(np.zeros(3), q[:3] / q[:3].sum())
-        if kind == "onehot":
-            q = np.eye(6)[rng.integers(6)]
-        if kind == "sparse":
-            p = np.where(np.arange(6) % 2, p, 0) / p[1::2].sum()
-        cases.append((_law(p, storage), _law(q, storage), rng.random(3)))
-    return cases
-
-
-def _law(p: np.ndarray, storage: str) -> np.ndarray:
-    """A law on a grid of 2^-7, exact in every storage format and of sum exactly 1."""
-    steps = np.floor(p * 128)
-    steps[np.argmax(steps)] += 128 - steps.sum()
-    return steps / 128
-
-
-def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int, what: str) -> dict:
-    formats = subject.description.policies[policy]
-    worst = verdict.outcome("pass", ratio=0.0)
-    for p, q, draw in laws(seed, formats["storage"]):
-        draw = round_to(draw, "bfloat16")  # exact everywhere
-        inputs = handed_over({"p": p, "q": q, "draw": draw}, formats["storage"])
-        result = subject.call("speculative_sample", config=case.config, choices=choices, policy=policy, inputs=inputs)
-        actual = result.outputs.get(what)
-        if actual is None:
-            return verdict.failed(f"speculative_sample returned no output {what!r}")
-        one = one_sample(what, actual, p, q, draw, formats)
-        if one["verdict"] == "fail":
-            one["message"] += f"; p = {p.tolist()}, q = {q.tolist()}, draw = {draw.tolist()}"
-        worst = verdict.worse(worst, one)
-    return worst
-
-
-def residual_law(residual: np.ndarray, formats: dict) -> Running:
-    """The residual law, with a few roundings of the format in which it is computed. [V]."""
-    form = FORMATS["float32" if formats["accumulate"] in ("tensor-core", "tf32") else formats["accumulate"]]
-    slack = 16 * form.unit_roundoff * residual
-    return Running(residual, slack, slack)
-
-
-def one_sample(what: str, actual, p, q, draw, formats: dict) -> dict:
-    sample = sampling.speculative_sample(p, q, draw)
-    if what == "residual":
-        expected = residual_law(sample.residual, formats)
-        try:
-            return verdict.of_comparison(
-                f"speculative_sample.{what}", compare(what, actual, expected, "storage", formats)
-            )
-        except Mismatch as mismatch:
-            return verdict.failed(str(mismatch))
-    return verdict.of_equality(f"speculative_sample.{what}", np.asarray(actual).astype(np.int64),
-                               np.asarray(getattr(sample, what)).astype(np.int64))  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from conformance import check_exact as exactly
 from conformance import check_pattern as reading
 from conformance import check_pattern_losses as summing
+from conformance import check_sampling as sampled
 from conformance import check_stage as staged
 from conformance import check_unroll as unrolled
 from conformance.adapter import Description
@@ -159,7 +160,7 @@ def exact_checks(at: Place) -> list[Check]:
             judge = lambda s, w=what, d=documents: exactly.check_align(s, *arguments, w, d)  # noqa: E731
             add("align", what, judge, "documents" if documents else "plain", (-1, i))
     for i, what in enumerate(("residual", "accepted", "token")):
-        judge = lambda s, w=what: exactly.check_sampling(s, *arguments, w)  # noqa: E731
+        judge = lambda s, w=what: sampled.check_sampling(s, *arguments, w)  # noqa: E731
         add("speculative_sample", what, judge, "laws", (base + 2, i))
     for i, what in enumerate(("features", "logits")):
         judge = lambda s, w=what: unrolled.check_draft_sequence(s, *arguments, w)  # noqa: E731

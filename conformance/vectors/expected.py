@@ -9,7 +9,8 @@ import numpy as np
 
 from conformance.adapter import Description, Result
 from conformance.cases import Case, cases_for
-from conformance.check_exact import MXRun, outside_range, residual_law
+from conformance.check_exact import MXRun, outside_range
+from conformance.check_sampling import residual_law
 from conformance.check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
 from conformance.check_unroll import UnrollRun
 from conformance.compare import allowance, selection_scores
