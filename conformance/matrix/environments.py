@@ -32,7 +32,9 @@ class Builder:
     def build(self, package: Package) -> Path:
         """The folder of the package's environment, built if need be. Raises BuildError."""
         bases = [self._base(name) for name in package.bases]
-        return self._environment(package.name, self.requirements / f"{package.name}.txt", bases, ("--no-deps",))
+        return self._environment(
+            package.name, self.requirements / f"{package.name}.txt", bases, ("--no-deps", *package.options)
+        )
 
     def _base(self, name: str) -> Path:
         """A shared one: with dependencies, and never rebuilt but for its own pins."""

@@ -9,7 +9,7 @@ class Package:
 
     ``documented`` says in a sentence which rule the package documents, and where; the adapters declare it through
     their choices. ``bases`` are shared environments below its own (``requirements/matrix/bases/<base>.txt``);
-    ``variables`` are set for its adapters and scripts.
+    ``variables`` are set for its adapters and scripts; ``options`` go to pip.
     """
 
     name: str
@@ -17,6 +17,7 @@ class Package:
     documented: str = ""
     bases: tuple[str, ...] = ("torch",)
     variables: dict[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
 ADAPTERS = "conformance/adapters/"
@@ -59,5 +60,25 @@ PACKAGES = (
     ),
     Package("gfloat", ("gfloat",), "compute_scale_amax: floor(log2(amax)) - emax, as OCP MX v1.0 section 6.3."),
     Package("ml-dtypes", ("ml_dtypes_mx",), "Element types and E8M0 as in OCP MX v1.0 section 5; no rule for scales."),
-    Package("transformers", ("transformers_mxfp4",), "Of MX it reads gpt-oss blocks; no rule for scales."),
+    Package(
+        "llmcompressor",
+        ("llmcompressor", "conformance/adapters/llmcompressor.py:infer"),
+        "K3's own modelling code, with the epsilon 1e-6 in the norms of the latents and 1e-20 in the router.",
+    ),
+    Package(
+        "transformers",
+        ("transformers",),
+        "gpt-oss' checkpoints are OCP MXFP4; assisted generation is algorithm 1 of arXiv:2211.17192.",
+    ),
+    Package(
+        "flashspec",
+        ("flashspec", "conformance/adapters/flashspec.py:batched"),
+        "sampling/rejection.py: exactly algorithm 1 of arXiv:2211.17192.",
+    ),
+    Package(
+        "naive-speculate",
+        ("naive_speculate",),
+        "speculate/utils.py: speculative sampling, resampled from the residual law.",
+        options=("--ignore-requires-python",),
+    ),
 )

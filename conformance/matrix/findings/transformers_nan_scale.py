@@ -1,7 +1,6 @@
 """MXFP4 decoding reads the scale byte 255 as 2^128, but E8M0 reserves it for NaN (OCP MX v1.0, section 5.4.1)."""
 # checks: mxfp4_decode.values.exact[*]
 
-
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

@@ -1,7 +1,6 @@
 """Assisted generation accepts on r <= p/q, so a draw of 0 emits a token that the target gives probability 0."""
 # checks: speculative_sample.accepted.exact[*] speculative_sample.token.exact[*]
 
-
 import torch
 from transformers.generation.utils import _speculative_sampling
 
