@@ -11,6 +11,7 @@ from reference.formats import FORMATS, round_to
 from reference.running import Running
 
 GRID = 128  # every probability is a multiple of 1 / GRID: exact in every storage format
+BELOW_ONE = 1 - 2.0**-8  # the largest bfloat16 of [0, 1)
 RESIDUAL_ROUNDINGS = 16  # of the format in which the residual is computed
 #: The relative error of a probability that went through its logarithm, in roundings: |log p| of the rounded logarithm
 #: (p >= 1 / GRID), as many again inside an exponential, and one for each of the terms that a softmax adds up.
@@ -47,7 +48,7 @@ def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int
     through_logits = subject.description.extra.get("sampled_from") == "logits"
     worst = verdict.outcome("pass", ratio=0.0)
     for p, q, draw in laws(seed, formats["storage"]):
-        draw = round_to(draw, "bfloat16")  # exact everywhere
+        draw = np.minimum(round_to(draw, "bfloat16"), BELOW_ONE)  # exact everywhere
         inputs = handed_over({"p": p, "q": q, "draw": draw}, formats["storage"])
         result = subject.call("speculative_sample", config=case.config, choices=choices, policy=policy, inputs=inputs)
         actual = result.outputs.get(what)

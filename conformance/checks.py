@@ -16,7 +16,7 @@ from conformance import check_unroll as unrolled
 from conformance.adapter import Description
 from conformance.cases import Case, cases_for, unroll_cases
 from conformance.outcome import dump
-from conformance.stages import STAGES
+from conformance.stages import FIRST, FIRST_STEP, STAGES, Stage
 from conformance.trace import DECISION_STAGES, is_boundary
 from reference.config import Choices, trained_parameters
 from reference.layer import graph
@@ -70,7 +70,8 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
                 checks += mx_checks(at)
     chosen = [check for check in checks if stages is None or check.stage in stages]
     kinds, names = ("stage", "trace", "end_to_end"), [case.name for case in unroll_cases()]
-    position = lambda check: names.index(check.case) if check.case in names else -1  # noqa: E731  simple cases first
+    plain = lambda check: check.case.removesuffix(FIRST)  # noqa: E731
+    position = lambda check: names.index(plain(check)) if plain(check) in names else -1  # noqa: E731  simple ones first
     return sorted(chosen, key=lambda check: (kinds.index(check.kind), check.order, position(check), check.id))
 
 
@@ -117,30 +118,38 @@ def grouped(names: list[str]) -> dict[str, list[str]]:
 def stage_checks(at: Place) -> list[Check]:
     checks = []
     for position, stage in enumerate(STAGES):
-        if at.layout not in stage.layouts:
-            continue
+        if at.layout in stage.layouts:
+            checks += method_checks(at, stage, position, at.case.name)
+            if stage.name in FIRST_STEP:
+                checks += method_checks(at, FIRST_STEP[stage.name], position, at.case.name + FIRST)
+    return checks
 
-        def run(subject, stage=stage):
-            make = lambda: staged.StageRun(subject, stage, at.case, at.choices, at.policy, at.seed)  # noqa: E731
-            return at.shared(stage.name, subject, make)
 
-        def add(quantity, judge, stage=stage, run=run, position=position):
-            order = (position, len(checks))
-            arrays = lambda subject: run(subject).arrays  # noqa: E731
-            judged = lambda subject: judge(run(subject))  # noqa: E731
-            checks.append(at.check(stage.name, quantity, "stage", "stage", order, judged, arrays=arrays))
+def method_checks(at: Place, stage: Stage, position: int, case: str) -> list[Check]:
+    """Every question to one method; ``case`` is what the ids say."""
+    checks: list[Check] = []
 
-        for name in stage.decisions:
-            add(name, lambda r, n=name: staged.check_decision(r, n))
-        for name in stage.outputs:
-            add(name, lambda r, n=name: staged.check_output(r, n))
-        required, frozen = staged.differentiable(stage, at.choices, at.case)
-        for name, names in grouped(required).items():
-            add(f"d_{name}", lambda r, n=names: staged.check_gradient(r, n))
-        if frozen:
-            add("frozen", lambda r, n=frozen: staged.check_frozen(r, n))
-        if stage.name == "lk_loss":
-            add("gradient_set", staged.check_gradient_set)
+    def run(subject):
+        make = lambda: staged.StageRun(subject, stage, at.case, at.choices, at.policy, at.seed)  # noqa: E731
+        return at.shared((stage.name, case), subject, make)
+
+    def add(quantity, judge):
+        order = (position, int(case.endswith(FIRST)), len(checks))
+        arrays = lambda subject: run(subject).arrays  # noqa: E731
+        judged = lambda subject: judge(run(subject))  # noqa: E731
+        checks.append(at.check(stage.name, quantity, "stage", "stage", order, judged, case, arrays))
+
+    for name in stage.decisions:
+        add(name, lambda r, n=name: staged.check_decision(r, n))
+    for name in stage.outputs:
+        add(name, lambda r, n=name: staged.check_output(r, n))
+    required, frozen = staged.differentiable(stage, at.choices, at.case)
+    for name, names in grouped(required).items():
+        add(f"d_{name}", lambda r, n=names: staged.check_gradient(r, n))
+    if frozen:
+        add("frozen", lambda r, n=frozen: staged.check_frozen(r, n))
+    if stage.name == "lk_loss":
+        add("gradient_set", staged.check_gradient_set)
     return checks
 
 

@@ -8,6 +8,7 @@ from conformance.check_exact import MX_CASES, SILENT
 from conformance.described import find
 from conformance.hunted import hunted
 from conformance.results import repeat_command
+from conformance.stages import FIRST
 
 ID = re.compile(r"(?P<name>.+)\.(?P<aspect>stage|trace|end|exact)\[(?P<layout>[^-]+)-(?P<policy>.+)-(?P<case>[^-]+)\]")
 CASES = {
@@ -150,9 +151,11 @@ def bound(check: Named) -> str:
 
 
 def case(check: Named) -> str:
-    told = MX_CASES.get(check.case) or CASES.get(check.case)
+    name = check.case.removesuffix(FIRST)
+    told = MX_CASES.get(name) or CASES.get(name)
     if told is None:
         known = ", ".join(dict.fromkeys([*(c.name for c in unroll_cases()), *CASES, *MX_CASES]))
         raise ValueError(f"there is no case {check.case}; known: {known}")
     silent = "; OCP is silent here, an adapter may declare otherwise in mx_silent" if check.case in SILENT else ""
+    silent += ", at step 1" if name != check.case else ""
     return f"{check.case}: {told}{silent} (layout {check.layout}, policy {check.policy})"

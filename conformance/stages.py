@@ -72,14 +72,14 @@ def activation(rng, case: Case, *shape: int) -> np.ndarray:
 BATCH, SLOTS = 2, 9
 
 
-def earlier(case: Case, rng, steps: int) -> dict:
+def earlier(case: Case, rng, steps: int, step: int = STEP) -> dict:
     """Keys and values of ``steps`` steps, the step and the documents that accompany them."""
     c = case.config
     shape = (steps, BATCH, SLOTS, c.num_attention_heads)
     return {
         "keys": rng.normal(size=(*shape, c.query_head_dim)),
         "values": activation(rng, case, *shape, c.v_head_dim),
-        "step": STEP,
+        "step": step,
         "documents": documents_of((BATCH, SLOTS)),
     }
 
@@ -122,24 +122,24 @@ def part_of_keyvalue(config: DraftConfig, part: int) -> Op:
     return Op(lambda keyvalue: keyvalue[..., cut], backward)
 
 
-def cache_nodes(config: DraftConfig) -> list[Node]:
+def cache_nodes(config: DraftConfig, step: int = STEP) -> list[Node]:
     """Earlier steps' keys and values in, this step's key and value out."""
-    nodes = [Node((k, "mla_keyvalue"), earlier_keyvalue(k - 1), ("keys", "values")) for k in range(1, STEP)]
+    nodes = [Node((k, "mla_keyvalue"), earlier_keyvalue(k - 1), ("keys", "values")) for k in range(1, step)]
     parts = enumerate(("key", "value"))
-    return nodes + [Node(at(name), part_of_keyvalue(config, i), (at("mla_keyvalue"),)) for i, name in parts]
+    return nodes + [Node(at(name, step), part_of_keyvalue(config, i), (at("mla_keyvalue", step),)) for i, name in parts]
 
 
 def mla_input(choices: Choices) -> str:
     return "draft_input" if choices.draft_input == "eagle3" else "attn_norm"
 
 
-def mla_method_nodes(config: DraftConfig, choices: Choices) -> list[Node]:
+def mla_method_nodes(config: DraftConfig, choices: Choices, step: int = STEP) -> list[Node]:
     """From the attention's input to o_proj, without the residual."""
-    inner = [n for n in attention_nodes(config, choices, STEP) if n.key[1] not in ("attn_norm", "attn_output")]
-    inner = [_renamed_input(node, at(mla_input(choices)), "x") for node in inner]
-    output = Node(at("output"), LINEAR, (at("attn_gate"), "self_attn.o_proj.weight"))
-    cache = cache_nodes(config)
-    return [*cache[: STEP - 1], *inner, output, *cache[STEP - 1 :]]
+    inner = [n for n in attention_nodes(config, choices, step) if n.key[1] not in ("attn_norm", "attn_output")]
+    inner = [_renamed_input(node, at(mla_input(choices), step), "x") for node in inner]
+    output = Node(at("output", step), LINEAR, (at("attn_gate", step), "self_attn.o_proj.weight"))
+    cache = cache_nodes(config, step)
+    return [*cache[: step - 1], *inner, output, *cache[step - 1 :]]
 
 
 def _renamed_input(node: Node, key: Key, name: Key) -> Node:
@@ -259,6 +259,11 @@ def mla_arrays(case: Case, choices: Choices, rng) -> dict:
     return hidden(case, rng, width) | earlier(case, rng, STEP - 1)
 
 
+def mla_first_arrays(case: Case, choices: Choices, rng) -> dict:
+    """At step 1 there are no earlier keys and values: the arrays have no entry. keys [0, B, T, H, .]."""
+    return mla_arrays(case, choices, rng) | earlier(case, rng, 0, step=1)
+
+
 def attention_arrays(case: Case, choices: Choices, rng) -> dict:
     c = case.config
     query = rng.normal(size=(BATCH, SLOTS, c.num_attention_heads, c.query_head_dim))
@@ -339,3 +344,19 @@ STAGES = [
         decisions={"below": at("below")},
     ),
 ]  # fmt: skip
+
+#: Methods that are asked at step 1 too, where an implementation without the draft's later steps can answer.
+FIRST_STEP = {
+    "mla": Stage(
+        "mla", "o_proj (sigmoid(g_proj a) * causal attention)", "report 2.1.2, eq. 7",
+        lambda config, choices: mla_method_nodes(config, choices, 1), {"x": "x"},
+        {name: at(name, 1) for name in ("output", "key", "value")}, mla_first_arrays, ("self_attn.",),
+    ),
+}  # fmt: skip
+FIRST = "_first"  # what the name of a case ends in there
+
+
+def row_of(method: str, step: int = STEP) -> Stage | None:
+    """The row of a method at a step; None for a method that has none."""
+    rows_of_stages = {stage.name: stage for stage in STAGES} | (FIRST_STEP if step == 1 else {})
+    return rows_of_stages.get(method)

@@ -7,7 +7,7 @@ import numpy as np
 
 import conformance
 from conformance.cases import make_parameters, unroll_cases
-from conformance.stages import STAGES, Stage
+from conformance.stages import STAGES, STEP, Stage, row_of
 from reference import mx, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
 from reference.formats import round_to
@@ -144,7 +144,8 @@ class Reference:
 
 def _method(stage: Stage):
     def method(self, inputs, *, cotangents=None, forced=None):
-        return self._stage(stage, inputs, cotangents, forced)
+        row = row_of(stage.name, int(inputs.get("step", STEP)))
+        return self._stage(row, inputs, cotangents, forced)
 
     method.__name__, method.__doc__ = stage.name, stage.equation
     return method

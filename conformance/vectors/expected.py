@@ -14,7 +14,7 @@ from conformance.check_sampling import residual_law
 from conformance.check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
 from conformance.check_unroll import UnrollRun
 from conformance.compare import allowance, selection_scores
-from conformance.stages import STAGES
+from conformance.stages import FIRST, STEP, row_of
 from conformance.vectors.record import DECISION, GRAD, TRACE, Oracle, Vector, answer_arrays
 from reference import mx
 from reference.bounds import arithmetic
@@ -26,7 +26,6 @@ from reference.unroll import draft_sequence
 BOUND, ALTERNATIVE, IGNORE = "bound/", "alternative/", "ignore/"
 LOWEST, HIGHEST, EITHER = "lowest/", "highest/", "either/"
 END_TO_END = ("tame", "poisoned")  # the cases that are compared with the oracle's own run
-BY_NAME = {stage.name: stage for stage in STAGES}
 
 
 class Expected(Oracle):
@@ -44,7 +43,7 @@ class Expected(Oracle):
 def case_of(vector: Vector) -> Case:
     cases = {case.name: case for case in cases_for(vector.choices)}
     poisoned = replace(cases["tame"], name="poisoned", poison=float("nan"))
-    return {"poisoned": poisoned, **cases}.get(vector.case, cases["tame"])
+    return {"poisoned": poisoned, **cases}.get(vector.case.removesuffix(FIRST), cases["tame"])
 
 
 def expect(vector: Vector, subject: Expected, seed: int, full: bool = False) -> tuple[dict, dict]:
@@ -57,7 +56,7 @@ def expect(vector: Vector, subject: Expected, seed: int, full: bool = False) -> 
         cotangents=vector.cotangents or None,
     )  # fmt: skip
     answer = answer_arrays(subject.last if vector.method == "unroll" else answer)
-    if vector.method in BY_NAME:
+    if row_of(vector.method):
         found = of_stage(vector, subject, seed, answer)
     elif vector.method == "unroll":
         found = of_unroll(vector, subject, seed, answer)
@@ -96,7 +95,7 @@ def bounded(name: str, expected: Running, point, formats: dict) -> dict:
 
 
 def of_stage(vector: Vector, subject: Expected, seed: int, answer: dict) -> dict:
-    stage, case = BY_NAME[vector.method], case_of(vector)
+    stage, case = row_of(vector.method, int(vector.inputs.get("step", STEP))), case_of(vector)
     run = StageRun(subject, stage, case, vector.choices, vector.policy, seed)
     found = {}
     for name, key in stage.outputs.items():
