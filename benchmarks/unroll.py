@@ -28,6 +28,11 @@ SIZES = DraftConfig(
 )  # fmt: skip
 
 
+def sized(**changes) -> DraftConfig:
+    """SIZES with changes; the draft's vocabulary is the target's."""
+    return replace(SIZES, **changes, draft_vocab_size=changes.get("vocab_size", SIZES.vocab_size))
+
+
 def batch_of(config: DraftConfig, slots: int) -> dict:
     g = torch.Generator().manual_seed(1)
     batch = {name: torch.randn(1, slots, config.hidden_size, generator=g).bfloat16() for name in ("low", "mid", "high")}
@@ -184,7 +189,7 @@ def beside_products(runs: int) -> Case:
 
 def precision(layout: str, runs: int) -> Case:
     """What each of the two precisions costs in the wide type, whose products a CPU does several times as slowly."""
-    ours = Ours(EAGLE3 if layout == "eagle3" else Choices(), replace(SIZES, vocab_size=32768))
+    ours = Ours(EAGLE3 if layout == "eagle3" else Choices(), sized(vocab_size=32768))
     kinds = {f"attention {a}, logits {z}": fused.Plan("none", a, z) for a in fused.PRECISION for z in fused.PRECISION}
     functions = {name: partial(ours.run, plan) for name, plan in kinds.items()}
     extra = {name: peak_extra(function) for name, function in functions.items()}
@@ -194,7 +199,7 @@ def precision(layout: str, runs: int) -> Case:
 
 def recompute(layout: str, steps: int, runs: int) -> Case:
     """What each recompute policy keeps and takes."""
-    config = replace(SIZES, vocab_size=32768, num_steps=steps)
+    config = sized(vocab_size=32768, num_steps=steps)
     ours = Ours(EAGLE3 if layout == "eagle3" else Choices(), config)
     plans = {name: replace(STORAGE, recompute=name) for name in fused.RECOMPUTE}
     functions = {name: partial(ours.run, plan) for name, plan in plans.items()}
@@ -221,7 +226,7 @@ def growth(letter: str, runs: int) -> Case:
     times, extra = {}, {}
     for value in values:
         slots, sizes = (value, {}) if field == "slots" else (SLOTS, {field: value})
-        ours = Ours(Choices(), replace(SIZES, **{"vocab_size": 40960} | sizes), slots)
+        ours = Ours(Choices(), sized(**{"vocab_size": 40960} | sizes), slots)
         name = f"{letter} = {value}"
         extra[name] = peak_extra(ours.run)
         times |= interleaved({name: ours.run}, runs)
