@@ -2,7 +2,7 @@
 underflows in float32 its log is replaced by 0, which the docstring of _lk_step_loss says; -log sum min(p, q) of
 report eq. 16 is large there and has a gradient.
 """
-# checks: lk_loss.*
+# checks: lk_loss.* logits.cotangent.trace[*-extreme]
 
 from types import SimpleNamespace
 
