@@ -151,7 +151,8 @@ def pattern_inputs(case: Case, storage: str, seed: int, declared: Pattern) -> di
     inputs["mask"][1:, [1, 2]] = True, False
     if declared.documents:
         inputs["documents"] = np.zeros(shape, np.int32)
-        inputs["documents"][-1, :4], inputs["documents"][-1, 4:] = 5, 2
+        first = 4 if declared.batch > 1 else 8  # one row of a single document, or one that is long enough for all steps
+        inputs["documents"][-1, :first], inputs["documents"][-1, first:] = 5, 2
     return inputs
 
 

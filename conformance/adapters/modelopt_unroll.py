@@ -75,7 +75,7 @@ class ModelOptUnroll:
             losses.append(loss.detach().clone())  # the trainer weights it in place
             return loss, accuracy
 
-        hook = self.model.eagle_module.lm_head.register_forward_hook(lambda _, args, output: rows.append(output))
+        hook = self.model.eagle_module.lm_head.register_forward_hook(lambda _, args, output: rows.append(output.detach().clone()))
         try:
             with mock.patch.object(self.model, "_eagle_loss", listening):
                 total = self.model(

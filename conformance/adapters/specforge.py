@@ -82,7 +82,7 @@ class SpecForge:
             "target": torch.tensor(inputs["target_logits"], dtype=self.dtype),
         }
         rows = [str(row) for row in range(len(tokens))]
-        hook = self.model.draft_model.lm_head.register_forward_hook(lambda _, args, output: logits.append(output))
+        hook = self.model.draft_model.lm_head.register_forward_hook(lambda _, args, output: logits.append(output.detach().clone()))
         try:
             found = Eagle3TrainStrategy(self.model).forward_loss(TrainBatch(rows, "eagle3", tensors))
         finally:

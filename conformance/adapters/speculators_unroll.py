@@ -89,10 +89,13 @@ class SpeculatorsUnroll:
     def _run(self, inputs, features: dict, decay: float) -> tuple:
         tokens, logits = torch.tensor(inputs["tokens"], dtype=torch.long), []
         documents = torch.tensor(inputs["documents"], dtype=torch.long) if "documents" in inputs else 0 * tokens
-        hook = self.model.lm_head.register_forward_hook(lambda _, args, output: logits.append(output))
+        mask = torch.tensor(inputs["mask"])
+        if "documents" in inputs:  # the package packs documents without their last slot, which has no target
+            mask[:, :-1] &= documents[:, :-1] == documents[:, 1:]
+        hook = self.model.lm_head.register_forward_hook(lambda _, args, output: logits.append(output.detach().clone()))
         try:
             _, loss, metrics = self.model(
-                torch.cat(list(features.values()), -1), tokens, documents, loss_mask=torch.tensor(inputs["mask"]),
+                torch.cat(list(features.values()), -1), tokens, documents, loss_mask=mask,
                 verifier_last_hidden_states=torch.tensor(inputs["target_logits"], dtype=self.dtype),
                 ttt_steps=self.steps, ttt_step_loss_decay=decay, loss_config=resolve_loss_config(self.loss, "eager"),
             )  # fmt: skip
