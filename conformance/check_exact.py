@@ -9,6 +9,7 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, generator, handed_over
+from conformance.operands import of_block, operand
 from conformance.shrink import minimize
 from reference import mx
 from reference.config import BLOCK, Choices
@@ -119,6 +120,9 @@ class MXRun:
         return mx.quantize(round_to(x, "bfloat16") if self.choices.quantize_source == "bfloat16" else x, self.form,
                            self.choices.mx_scale_rule)  # fmt: skip
 
+    def operands(self, index: tuple, of_scale: bool = False) -> list[dict]:
+        return of_block(self.x, self.quantized(self.x)[0], index, of_scale)
+
     @cached_property
     def encoded(self):
         return self.call(handed_over({"x": self.x}, self.storage))
@@ -147,7 +151,7 @@ def check_encoding(run: MXRun, what: str) -> dict:
             found["message"] += "; smallest input: " + smallest_block(run, what)
         if run.case_name in SILENT:
             found["message"] += f" (OCP is silent here; spec.md section 6: {MX_CASES[run.case_name]})"
-    return found
+    return verdict.with_operands(found, lambda index: run.operands(index, what == "scales"))
 
 
 def excused(run: MXRun) -> bool:
@@ -200,7 +204,14 @@ def check_decoding(run: MXRun) -> dict:
         tiny, beyond = outside_range(expected, run.storage)
         stored = np.abs(actual) == np.abs(round_to(expected, run.storage))
         ignore = (tiny & (stored | (actual == 0))) | (beyond & (stored | np.isinf(actual)))
-    return verdict.of_equality(f"{run.method}.values", actual, expected, ignore)
+    found = verdict.of_equality(f"{run.method}.values", actual, expected, ignore)
+    return verdict.with_operands(found, lambda index: decoded(inputs, index))
+
+
+def decoded(inputs: dict, index: tuple) -> list[dict]:
+    """The code of an element and the scale byte of its block."""
+    row, column = index
+    return [operand("codes", inputs["codes"], [index]), operand("scales", inputs["scales"], [(row, column // BLOCK)])]
 
 
 def check_fake(run: MXRun, what: str) -> dict:
@@ -217,11 +228,13 @@ def check_fake(run: MXRun, what: str) -> dict:
         if actual is None:
             return verdict.failed(f"{run.method} returned no output 'y'")
         largest = FORMATS["float32"].largest if run.storage != "float64" else np.inf
-        return verdict.of_equality(f"{run.method}.y", actual, expected, np.abs(expected) > largest)
+        found = verdict.of_equality(f"{run.method}.y", actual, expected, np.abs(expected) > largest)
+        return verdict.with_operands(found, run.operands)
     if result.grads.get("x") is None:
         return verdict.not_offered(f"{run.method} returned no gradient")
     expected = mx.fake_quantize_backward(run.x, run.form, rule, source, run.choices.ste, d_y)
-    return verdict.of_equality(f"{run.method}: d x", result.grads["x"], expected)
+    found = verdict.of_equality(f"{run.method}: d x", result.grads["x"], expected)
+    return verdict.with_operands(found, lambda index: [*run.operands(index), operand("d_y", d_y, [index])])
 
 
 # -- alignment --------------------------------------------------------------------------------------------------------

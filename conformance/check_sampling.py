@@ -5,6 +5,7 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.cases import Case, generator, handed_over
 from conformance.compare import Mismatch, compare
+from conformance.operands import operand
 from reference import sampling
 from reference.config import Choices
 from reference.formats import FORMATS, round_to
@@ -60,6 +61,8 @@ def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int
         one = one_sample(what, actual, p, q, draw, formats, error)
         if one["verdict"] == "fail":
             one["message"] += f"; p = {p.tolist()}, q = {q.tolist()}, draw = {draw.tolist()}"
+            given = {"p": p, "q": q, "draw": draw}.items()
+            one = verdict.with_operands(one, lambda _, g=given: [operand(k, x, np.arange(x.size)) for k, x in g])
         worst = verdict.worse(worst, one)
     return worst
 

@@ -10,6 +10,7 @@ from conformance import outcome as verdict
 from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
 from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts, width
+from conformance.operands import ENTRIES, FEW, of_nodes, of_sum, operand
 from conformance.shrink import minimize, rounded, shown
 from conformance.stages import STEP, Stage
 from reference import mx
@@ -43,6 +44,7 @@ class StageRun:
     expected: dict = field(default_factory=dict)
     grads: dict = field(default_factory=dict)
     decisions: dict = field(default_factory=dict)
+    addends: dict = field(default_factory=dict)  # of each gradient: consumer and contribution
     uncertain: bool = False  # a decision that was not returned could have gone either way
 
     @property
@@ -136,6 +138,12 @@ class StageRun:
             self.backward(values)
         return self
 
+    def operands(self, key: Key, index: tuple) -> list[dict]:
+        """Of an element of the value at ``key``: entries of the method's arrays."""
+        inputs = {name: name for name in self.forward_plain if isinstance(name, str)} | self.stage.inputs
+        few = FEW if self.stage.name == "lk_loss" else ENTRIES
+        return of_nodes(self.nodes, self.forward_plain, key, index, inputs, few)
+
     def pinned(self, node, values: dict, ours):
         """The adapter's decision where it returned a legal one."""
         names = {key: name for name, key in self.stage.decisions.items()}
@@ -181,6 +189,7 @@ class StageRun:
                 stored = values | {node.key: _stored_output(values[node.key], node.key)}
                 for key, d in contributions(node, stored, total(incoming[node.key], node.key)):
                     incoming.setdefault(key, []).append(d)
+                    self.addends.setdefault(key, []).append((node.key, d))
         self.grads = {key: total(parts, key) for key, parts in incoming.items()}
 
     # What the checks ask.
@@ -188,6 +197,13 @@ class StageRun:
         for long, short in self.stage.renamed.items():
             name = name.replace(short, long, 1) if name.startswith(short) else name
         return self.stage.inputs.get(name, name)
+
+    def gradient_operands(self, name: str, index: tuple) -> list[dict]:
+        """The contributions that add up to an element of a gradient."""
+        stem, _, rest = name.partition(".experts.")
+        e, _, kind = rest.partition(".")
+        key, index = (f"{stem}.experts.{kind}", (int(e), *index)) if rest else (self.gradient_key(name), index)
+        return of_sum(self.addends.get(key, []), index)
 
     def expected_gradient(self, name: str) -> Running:
         stem, _, rest = name.partition(".experts.")
@@ -233,6 +249,7 @@ def check_output(run: StageRun, name: str) -> dict:
         return verdict.failed(f"{run.stage.name} returned no output {name!r}; wanted {', '.join(run.stage.outputs)}")
     key = run.stage.outputs[name]
     found = compared(f"{run.stage.name}.{name}", actual, exact(run.oracle.expected[key]), key, run)
+    found = verdict.with_operands(found, lambda index: run.operands(key, index))
     if found["verdict"] == "fail" and found["worst"] and run.stage.name == "lk_loss":
         with suppress(AdapterCrash, AdapterTimeout):  # the call that was judged did come back
             found["message"] += smallest_slot(run, found["worst"]["index"])
@@ -297,6 +314,7 @@ def check_gradient(run: StageRun, names: list[str]) -> dict:
         one = compared(
             f"{run.stage.name}: d {name}", given[name], run.oracle.expected_gradient(name), point, run, False
         )
+        one = verdict.with_operands(one, lambda index, n=name: run.gradient_operands(n, index))
         worst = one if worst is None else verdict.worse(worst, one)
     return worst
 
@@ -367,7 +385,16 @@ def check_gradient_set(run: StageRun) -> dict:
     ])  # fmt: skip
     i = int(np.argmax(ratios))
     comparison = Comparison(float(ratios[i]), g.size, (i,), float(ratios[i]), 0.0, 1.0)
-    return verdict.of_comparison("lk_loss: distance of the gradient from its set at slot", comparison)
+    found = verdict.of_comparison("lk_loss: distance of the gradient from its set at slot", comparison)
+    return verdict.with_operands(found, lambda slot: logits_at(run, slot))
+
+
+def logits_at(run: StageRun, slot: tuple) -> list[dict]:
+    """The largest logits of a slot, of either side."""
+    rows = [(name, run.arrays[name]) for name in ("draft_logits", "target_logits")]
+    top = np.unique([np.argsort(-x[slot], kind="stable")[: FEW // 4] for _, x in rows])
+    places = [(*slot, column) for column in top]
+    return [operand(name, x, places, x.shape[-1]) for name, x in rows]
 
 
 def gradient_rounding(run: StageRun):

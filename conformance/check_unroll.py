@@ -10,6 +10,7 @@ from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, handed_over, make_inputs, make_parameters
 from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, compare, judge_experts, width
 from conformance.growth import growth
+from conformance.outcome import UNDECIDED_WIDTH
 from conformance.trace import Edge, Walk, Walker, near_best
 from reference import graph as walks
 from reference.bounds import arithmetic
@@ -253,6 +254,8 @@ def edge_outcome(edge: Edge, stage: str, quantity: str) -> dict:
     worst = edge.comparison.worst(step) if edge.comparison else None
     if edge.ok:
         return verdict.outcome("pass", ratio=ratio, worst=worst)
+    if worst:
+        worst["operands"] = edge.operands
     where = f"step {step}, " if step else ""
     message = edge.fault or (f"{where}{stage}: illegal choices" if edge.decisions else "")
     message = message or where + verdict.exceeds(f"{stage} ({quantity})", edge.comparison)
@@ -403,8 +406,21 @@ def check_draft_sequence(subject, case: Case, choices: Choices, policy: str, see
         drafted = draft_sequence(lifted(params), lifted(prefix), config, choices)
     expected = exact(drafted[0 if what == "logits" else 1])
     point = (1, "logits" if what == "logits" else "layer_output")
+    return leading_steps(f"draft_sequence.{what}", result.outputs[what], expected, point, formats)
+
+
+def leading_steps(what: str, actual, expected: Running, point, formats: dict) -> dict:
+    """Compare all steps; where the bounds of later ones decide nothing, the leading ones still do. expected [K, .]."""
     try:
-        comparison = compare(f"draft_sequence.{what}", result.outputs[what], expected, point, formats)
+        comparison = compare(what, actual, expected, point, formats)
+        widths = [width(expected[k], point, formats) for k in range(len(expected))]
+        judged = next((k for k, wide in enumerate(widths) if not wide <= UNDECIDED_WIDTH), len(widths))
+        if judged in (0, len(widths)) or not comparison.ok:
+            return verdict.of_comparison(what, comparison, width=width(expected, point, formats))
+        comparison = compare(what, np.asarray(actual)[:judged], expected[:judged], point, formats)
     except Mismatch as mismatch:
         return verdict.failed(str(mismatch))
-    return verdict.of_comparison(f"draft_sequence.{what}", comparison, width=width(expected, point, formats))
+    message = f"{what}: the first {judged} of {len(widths)} steps are judged; the bound of step {judged + 1} is "
+    message += f"{widths[judged]:.2g} of the quantity, which decides nothing"
+    found = verdict.of_comparison(what, comparison, width=max(widths[:judged]))
+    return found | {"message": message, "judged": [judged, len(widths)]}

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import conformance
-from conformance.options import OPTIONS
+from conformance.options import OPTIONS, STARTED_BY
 
 MISTAKE = 2
 PYTEST_USAGE = 4
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> int:
             command += [flag] * (given is True) if option.type is bool else [] if given is None else [flag, given]
     if named:
         command += ["--adapter", named[0]]
-    code = subprocess.call(command, env={"OMP_NUM_THREADS": "1", **os.environ})
+    code = subprocess.call(command, env={"OMP_NUM_THREADS": "1", **os.environ, STARTED_BY: "conform"})
     return MISTAKE if code == PYTEST_USAGE else code
 
 

@@ -9,6 +9,7 @@ from math import log, sqrt
 
 import numpy as np
 
+from conformance.operands import bits
 from reference.bounds import FAILURE_PROBABILITY, Arithmetic
 from reference.running import Running, exact
 
@@ -33,19 +34,24 @@ class Comparison:
     actual: float = 0.0
     expected: float = 0.0
     bound: float = 0.0
+    form: str = ""  # that the implementation stores it in
 
     @property
     def ok(self) -> bool:
         return self.ratio <= 1
 
     def worst(self, step: int | None = None) -> dict:
-        """JSON-safe; the two values also in hexadecimal, exactly."""
+        """JSON-safe; the two values also in hexadecimal, exactly, and those of a fault as their format stores them."""
         error = abs(self.actual - self.expected)
-        return {
+        element = {
             "step": step, "index": [int(i) for i in self.index], "actual": float(self.actual),
             "expected": float(self.expected), "error": float(error), "bound": float(self.bound),
             "actual_hex": float(self.actual).hex(), "expected_hex": float(self.expected).hex(),
         }  # fmt: skip
+        if self.ok or not bits(self.actual, self.form):
+            return element
+        stored = {"actual_bits": bits(self.actual, self.form), "expected_bits": bits(self.expected, self.form)}
+        return element | {"format": self.form} | stored
 
 
 def as_floats(name: str, actual, shape: tuple) -> np.ndarray:
@@ -84,7 +90,8 @@ def compare(name: str, actual, expected, point, formats: dict, valid: np.ndarray
         return Comparison(0.0, 0)
     index = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     count = ratio.size if valid is None else int(valid.sum()) * (ratio.size // valid.size)
-    return Comparison(float(ratio[index]), count, index, actual[index], expected.value[index], bound[index])
+    form = Arithmetic(formats).at(point).name
+    return Comparison(float(ratio[index]), count, index, actual[index], expected.value[index], bound[index], form)
 
 
 def width(expected: Running, point, formats: dict) -> float:

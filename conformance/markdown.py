@@ -3,10 +3,12 @@
 from collections import defaultdict
 from pathlib import Path
 
-from conformance.report import cell, closing, pairs, rank, show, title, worst_check
+from conformance import operands
+from conformance.report import cell, closing, numbers, pairs, rank, show, title, worst_check
 from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
 
 FINDINGS_IN_FULL = 40
+OPERANDS_LISTED = 40
 CHANGES_LISTED = 200
 ENDED = ("error", "timeout", "crash")
 GRAVITY = ("not offered", "deselected", "pass", "undecided", "known deviation", "lost", "fail", *ENDED)
@@ -166,7 +168,8 @@ def _cell_of(checks: list[dict]) -> str:
         return "known deviation" if worst["ratio"] is None else f"known deviation, {cell(worst['ratio'])}"
     if worst["verdict"] == "fail":
         return f"**{cell(worst['ratio'])}**" if rank(worst["ratio"]) > 1 else "**fail**"
-    return cell(worst["ratio"])
+    judged, of = worst["extra"].get("judged", (0, 0))
+    return cell(worst["ratio"]) + (f", {judged} of {of} steps" if judged < of else "")
 
 
 def _bias(checks: list[dict]) -> str:
@@ -236,6 +239,7 @@ def _findings(results: dict) -> str:
     if not found:
         return ""
     full = [_finding(check, repeat(check, results)) for check in found[:FINDINGS_IN_FULL]]
+    full[0] += _operands(found[0])
     rest = [f"- `{check['id']}`: {escape(measure(check))}" for check in found[FINDINGS_IN_FULL:]]
     note = "In data order; the first is the one to look at."
     return "\n\n".join(["## Findings", note, *full, "\n".join(rest)]).rstrip()
@@ -243,10 +247,19 @@ def _findings(results: dict) -> str:
 
 def _finding(check: dict, command: str) -> str:
     lines = [f"### {escape(blame(check))}", "", escape(check["message"]), "", f"- check: `{check['id']}`"]
-    lines += [f"- {key}: {show(value)}" for key, value in (check["worst"] or {}).items() if value is not None]
+    lines += [f"- {key}: {show(value)}" for key, value in numbers(check["worst"] or {})]
     if check["bias"] is not None:
         lines.append(f"- signed bias: z = {cell(check['bias'])}")
     return "\n".join([*lines, f"- repeat: `{command}`"])
+
+
+def _operands(check: dict) -> str:
+    """What the expected value of the first fault was made of."""
+    found = (check["worst"] or {}).get("operands", [])
+    rows = [[operands.title(each), *line] for each in found for line in operands.lines(each)]
+    left = [f"and {len(rows) - OPERANDS_LISTED} more in the results file"] * (len(rows) > OPERANDS_LISTED)
+    shown = table(["operand", "index", "decimal", "hexadecimal"], rows[:OPERANDS_LISTED])
+    return "\n\n" + "\n\n".join([shown, *left]) if rows else ""
 
 
 def _grouped(checks: list[dict], *keys: str):

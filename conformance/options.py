@@ -27,6 +27,9 @@ class Option:
         return "draftconf_" + self.flag.removeprefix("--").replace("-", "_")
 
 
+#: Set by ``conform run``: the command whose words mistakes and repeats are told in.
+STARTED_BY = "DRAFTCONF_STARTED_BY"
+
 OPTIONS = (
     Option("--adapter", "implementation under test: built-in name, package.module:attribute, or "
            "path/to/file.py:attribute", "NAME", default="fast"),

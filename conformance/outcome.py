@@ -43,6 +43,13 @@ def of_comparison(what: str, comparison: Comparison, bias: Bias | None = None, w
     return outcome("pass", **fields) | ({} if width is None else {"width": width})
 
 
+def with_operands(found: dict, make) -> dict:
+    """A failing outcome with the operands of its worst element: ``make(index)`` lists them."""
+    if found["verdict"] == "fail" and found["worst"] and "operands" not in found["worst"]:
+        found["worst"]["operands"] = make(tuple(found["worst"]["index"]))
+    return found
+
+
 def worse(a: dict, b: dict) -> dict:
     """Of two outcomes of one check the graver one, with both counts."""
     gravity = ("pass", "not offered", "undecided", "fail", "error")

@@ -6,7 +6,9 @@ and the adapter are imported only once a file of ``conformance/`` has been colle
 """
 
 import json
+import os
 import re
+import sys
 from fnmatch import fnmatchcase
 
 import pytest
@@ -28,11 +30,24 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter has been set up
 def pytest_configure(config):
-    recorder = Recorder(config, _deviations(config), _earlier(config))
+    try:
+        recorder = Recorder(config, _deviations(config), _earlier(config))
+        if started_by() == "conform" and not recorder.is_worker:
+            recorder.plan_early()
+    except pytest.UsageError as error:
+        if started_by() != "conform":
+            raise
+        print(f"conform: {' '.join(str(error).split())}", file=sys.stderr)
+        raise pytest.UsageError from error
     config.pluginmanager.register(recorder, RECORDER)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and not recorder.is_worker:
         config.pluginmanager.register(Terminal(reporter, recorder), f"{RECORDER}-terminal")
+
+
+def started_by() -> str:
+    """The command that was run: ``pytest``, or ``conform`` around it."""
+    return os.environ.get(options.STARTED_BY, "pytest")
 
 
 def _earlier(config):
@@ -75,7 +90,7 @@ def judge(check, request):
     if outcome["verdict"] in FAULTS:
         entry = recorder.about(check) | outcome
         pyargs, options = request.config.option.pyargs, recorder.limits().options
-        command = repeat_command(entry, recorder.adapter, recorder.seed, pyargs, options)
+        command = repeat_command(entry, recorder.adapter, recorder.seed, pyargs, options, started_by())
         pytest.fail(failure(entry, command, details), pytrace=False)
     if outcome["verdict"] == "not offered":
         pytest.skip(outcome["message"] or "not offered")
@@ -126,6 +141,18 @@ class Recorder:
             except ValueError as error:  # raised again after collection, where pytest takes it as a usage error
                 self.usage_error = str(error)
         return self.plan or []
+
+    def plan_early(self) -> None:
+        """Before pytest prints anything, so that a wrong adapter is one sentence. Raises UsageError.
+
+        Where workers run the checks, they plan again.
+        """
+        self._planned()
+        if self.usage_error or getattr(self.config.option, "dist", "no") != "no":
+            self._stop()
+            self.plan = self.subject = None
+        if self.usage_error:
+            raise pytest.UsageError(self.usage_error)
 
     def _make_plan(self) -> list:
         from conformance import adapter, checks
@@ -317,6 +344,7 @@ class Recorder:
                 "stage": self.option("stage"),
                 "policy": self.option("policy"),
                 "pyargs": self.config.option.pyargs,
+                "started_by": started_by(),
             },
             problems=sorted(set(self.problems)),
             notes=sorted(set(self.notes)),

@@ -41,7 +41,8 @@ def outcome_of(check, subject) -> dict:
     except adapter.NotOffered as reason:
         return entry | results.EMPTY | {"verdict": "not offered", "message": str(reason), "extra": {}}
     except adapter.AdapterError as error:
-        return entry | results.EMPTY | {"verdict": "error", "message": str(error) + error.details, "extra": {}}
+        said = {"verdict": error.verdict, "message": str(error) + error.details, "extra": {}}
+        return entry | results.EMPTY | said
 
 
 def outcomes(subject, kinds: Iterable[str], *, methods=(), cases=(), seed: int = 0) -> list[dict]:

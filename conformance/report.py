@@ -91,9 +91,14 @@ def failure(check: dict, command: str, details: str = "") -> str:
         lines.append("  step    " + " ".join(f"{step:>8}" for step in range(1, len(check["steps"]) + 1)))
         lines.append("  ratio   " + " ".join(f"{cell(ratio):>8}" for ratio in check["steps"]))
     if check["worst"]:
-        lines += [f"  {key:7} {show(value)}" for key, value in check["worst"].items() if value is not None]
+        lines += [f"  {key:7} {show(value)}" for key, value in numbers(check["worst"])]
     lines += [f"  at      {line}" for line in details.splitlines()]
     return "\n".join([*lines, f"  repeat  {command}"])
+
+
+def numbers(element: dict) -> list[tuple]:
+    """What there is to show of an element in a line each: all but its operands."""
+    return [(key, value) for key, value in element.items() if value is not None and key != "operands"]
 
 
 def worst_check(checks: list[dict]) -> dict | None:

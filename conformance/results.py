@@ -38,7 +38,9 @@ EMPTY = {
     "first_step": None, "message": "",
 }  # fmt: skip
 DECISIONS = ("total", "flipped", "legal", "illegal")
+CONFORM = "conform"
 VECTORS = "conformance.vectors check "
+KEPT = 40  # faults of a run whose operands are kept, the first in data order
 IN_PROCESS = {"isolated": False, "python": None, "timeout": None, "memory": None, "options": ""}
 
 
@@ -115,13 +117,18 @@ def content_hash(root: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False, options: str = "") -> str:
+def repeat_command(
+    check: dict, adapter: str, seed: int, pyargs: bool = False, options: str = "", started_by: str = "pytest"
+) -> str:
     """A shell command that runs just this check, in a checkout or, with ``pyargs``, where the suite is installed.
 
-    ``options`` are those of the run that bear on the verdict, as they were given.
+    ``options`` are those of the run that bear on the verdict, as they were given; ``started_by`` is pytest or conform.
     """
     if adapter.startswith(VECTORS):  # a program's files, read without pytest
         return f"python -m {adapter} --check {shlex.quote(check['id'])}"
+    if started_by == CONFORM:
+        command = f"conform run {shlex.quote(adapter)} --check {shlex.quote(check['id'])} --seed {seed}"
+        return f"{command} {options}".strip()
     test = KINDS[check["kind"]]
     if pyargs:
         test = test.replace(".py", "").replace("/", ".")
@@ -132,8 +139,9 @@ def repeat_command(check: dict, adapter: str, seed: int, pyargs: bool = False, o
 
 def repeat(check: dict, results: dict) -> str:
     """The same, the way that this run was started."""
-    pyargs, options = results["selection"]["pyargs"], results["isolation"]["options"]
-    return repeat_command(check, results["subject"]["adapter"], results["seed"], pyargs, options)
+    selection, options = results["selection"], results["isolation"]["options"]
+    way = {"pyargs": selection["pyargs"], "started_by": selection.get("started_by", "pytest")}
+    return repeat_command(check, results["subject"]["adapter"], results["seed"], options=options, **way)
 
 
 def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter: str, seed: int, env: dict,
@@ -164,11 +172,20 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
         "notes": list(notes),
         "checks": checks,
     }
+    _keep_some_operands(results)
     results["complete"] = _complete(results)
     results["verdict"] = _verdict(results)
     results["first_fault"] = _first_fault(results)
     validate(results)
     return results
+
+
+def _keep_some_operands(results: dict) -> None:
+    """Those of the first faults in data order: a run in which everything fails must not fill a disk."""
+    kept = {check["id"] for check in faults(results)[:KEPT]}
+    for check in results["checks"]:
+        if check["worst"] and check["id"] not in kept and "operands" in check["worst"]:
+            check["worst"] = {key: value for key, value in check["worst"].items() if key != "operands"}
 
 
 def _counts(checks: list[dict]) -> dict:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
+from conformance.operands import of_block, of_node, of_sum
+from reference import mx
 from reference.bounds import arithmetic
 from reference.config import Choices, DraftConfig, trained_parameters
-from reference.formats import store
+from reference.formats import round_to, store
 from reference.graph import Key, Node, contributions
 from reference.layer import graph
 from reference.running import Running, exact, lifted
@@ -45,6 +47,7 @@ class Edge:
     blame: tuple[int, str] | None = None  # backward: the step and stage whose vector-Jacobian product is wrong
     why: str = ""  # how that was found
     decisions: Decisions | None = None
+    operands: list = field(default_factory=list)  # of the worst element, where it is a fault
 
     @property
     def ok(self) -> bool:
@@ -126,8 +129,19 @@ class Walker:
             return
         edge = self.judge("value", position, node.key, actual, exact(expected), self.compared_slots(node.key))
         edge.hidden = spans
+        if not edge.ok and edge.comparison:
+            edge.operands = self.operands(node, edge.comparison.index)
         usable = not edge.fault and np.isfinite(self.clean(actual)).all()
         self.values[node.key] = Running(self.clean(actual)) if usable else store(expected, node.key)
+
+    def operands(self, node: Node, index: tuple) -> list[dict]:
+        """What a stage made the element of: as recorded, or as it follows from what was."""
+        if node.key[1] in ("mx_input", "mx_hidden"):
+            form = f"mxfp8_{self.choices.mxfp8_element}"
+            x = exact(self.values[node.inputs[0]]).value
+            x = round_to(x, "bfloat16") if self.choices.quantize_source == "bfloat16" else x
+            return of_block(x, mx.quantize(x, form, self.choices.mx_scale_rule)[0], index)
+        return of_node(node, self.values, index)
 
     def judge(self, quantity: str, position: int, key: Key, actual, expected: Running, valid) -> Edge:
         """Compare one recorded array and note the verdict."""
@@ -201,6 +215,7 @@ class Walker:
         edge = self.judge("cotangent", position, key, actual, total, valid)
         if not edge.ok and edge.comparison:
             edge.blame, edge.why = self.blame(key, actual, parts, valid)
+            edge.operands = of_sum(parts, edge.comparison.index)
         usable = not edge.fault and np.isfinite(self.clean(actual)).all()
         return Running(self.clean(actual)) if usable else total
 
@@ -256,8 +271,20 @@ class Walker:
                 self.walk.edges.append(edge)
             else:
                 edge = self.judge("gradient", position, (0, name), grads[name], exact(expected[name]), None)
+                if not edge.ok and edge.comparison:
+                    edge.operands = of_sum(*self.addends(name, incoming, edge.comparison.index))
             if not edge.ok:
                 edge.blame, edge.why = self.blame_parameter(name, grads.get(name), incoming)
+
+    def addends(self, name: str, incoming: dict, index: tuple) -> tuple[list, tuple]:
+        """The contributions to a parameter's gradient, one a step or use, and the place of the element in them."""
+        stem, expert, rest = name.partition(".experts.")
+        if not expert:
+            return incoming.get(name, []), index
+        e, _, kind = rest.partition(".")
+        parts = incoming.get(f"{stem}.experts.{kind}", [])
+        through = parts[0][0] if parts else None  # the step-0 node that puts the weight on the MX grid
+        return incoming.get(through, []), (int(e), *index)
 
     def blame_parameter(self, name: str, actual, incoming: dict) -> tuple[Key | None, str]:
         """The stage that reads the parameter; with one contribution a step, the step that is missing or wrong."""

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -137,10 +138,69 @@ def test_run_repeats_one_check_and_hands_options_on(tmp_path):
     assert read(tmp_path / "r.json")["counts"]["executed"] == 1
 
 
-def test_run_turns_a_usage_error_into_exit_code_2(tmp_path):
-    done = conform("run", "nonesuch", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nonesuch"], "conform: there is no adapter 'nonesuch'; known: "),
+        (["gone.py:adapter"], "conform: there is no adapter file gone.py"),
+        (
+            ["broken.py:adapter"],
+            "conform: adapter 'broken.py:adapter' cannot be loaded: No module named 'nothing_such'",
+        ),
+        (["mute.py:adapter"], "conform: describe()['name'] is None; wanted a string"),
+        (["reference", "--policy", "int4"], "conform: --policy int4: the adapter reference offers float64"),
+        (["reference", "--stage", "nothing"], "conform: --stage nothing is none of the stages planned"),
+        (["reference", "--deviations", "gone.toml"], "conform: --deviations gone.toml "),
+        (["nonesuch", "-n", "2"], "conform: there is no adapter 'nonesuch'; known: "),
+    ],
+)
+def test_run_tells_a_mistake_in_one_sentence_with_exit_code_2(tmp_path, arguments, sentence):
+    (tmp_path / "broken.py").write_text("import nothing_such\nadapter = None\n", encoding="utf-8")
+    (tmp_path / "mute.py").write_text(MUTE, encoding="utf-8")
+    done = conform("run", *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert "there is no adapter 'nonesuch'" in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith(sentence)
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+MUTE = "class Mute:\n    protocol = 1\n    def describe(self):\n        return {}\nadapter = Mute()\n"
+WRONG = """
+from conformance.adapters.reference import Reference
+
+class Wrong(Reference):
+    def situ_glu(self, inputs, **options):
+        outputs, *rest = super().situ_glu(inputs, **options)
+        return {"y": outputs["y"] * 1.5}, *rest
+
+adapter = Wrong()
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+def test_a_failure_is_repeated_with_the_command_that_was_run(tmp_path, workers):
+    (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
+    arguments = ["wrong.py:adapter", "--stage", "situ_glu", "--seed", "3"]
+    done = conform("run", *arguments, *workers, "--results", "r.json", cwd=tmp_path)
+    assert done.returncode == 1
+    repeat = read(tmp_path / "r.json")["first_fault"]["repeat"]
+    assert repeat.startswith("conform run wrong.py:adapter --check 'situ_glu.y.stage[")
+    assert f"repeat  {repeat}" in done.stdout
+    again = conform(*shlex.split(repeat)[1:], cwd=tmp_path)
+    assert again.returncode == 1
+    assert "executed 1: 0 passed, 1 failed" in again.stdout
+
+
+def test_vectors_speaks_as_the_other_commands(capsys):
+    for arguments in (["vectors", "--help"], ["vectors", "check", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: conform {' '.join(arguments[:-1])} ")
+    assert main(["vectors", "nothing"]) == 2
+    assert capsys.readouterr().err.startswith("conform: argument COMMAND: invalid choice: 'nothing'")
+    assert main(["vectors", "check", "gone", "gone"]) == 2
+    assert re.fullmatch(r"conform: [^\n]*gone[^\n]*\n", capsys.readouterr().err)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

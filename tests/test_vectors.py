@@ -365,7 +365,7 @@ def assert_refused(capsys, *arguments) -> str:
     assert main([str(a) for a in arguments]) == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err.startswith("error: ")
+    assert told.err.startswith("conform: ")
     assert told.err.count("\n") == 1
     assert len(told.err) < 500
     return told.err

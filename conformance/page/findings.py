@@ -1,5 +1,6 @@
 """The faults: grouped by what is blamed, each expandable down to its worst element in hexadecimal."""
 
+from conformance.operands import lines, title
 from conformance.page.parts import command, finding_anchor, folded, grouped, number, table
 from conformance.page.ratios import text, worst
 from conformance.report import cell, show
@@ -42,10 +43,24 @@ def finding(check: dict, results: dict, opened: bool) -> str:
     if rows := [[key, text(show(element[key])), _hexadecimal(element, key)] for key in _numbers(element)]:
         where = ", ".join(_where(check, element))
         parts += [f"<p>{text(where)}</p>", table(["", "decimal", "hexadecimal"], rows, "worst element")]
+    if element.get("operands"):
+        parts.append(folded("Its operands, in hexadecimal", operands_of(element), class_="operands"))
     parts.append(command(repeat(check, results)))
     summary = f"<code>{text(check['id'])}</code> {number(check['ratio'])}"
     attributes = {"class_": "finding", "id": finding_anchor(check)} | ({"open": ""} if opened else {})
     return folded(summary, "".join(parts), **attributes)
+
+
+def operands_of(element: dict) -> str:
+    """What the expected value was made of: a table for each operand."""
+    note = (
+        "<p>What the expected value was made of: the implementation's own recorded inputs, where it recorded them.</p>"
+    )
+    tables = (
+        table([title(each), "decimal", "hexadecimal"], [[text(c) for c in line] for line in lines(each)], each["name"])
+        for each in element["operands"]
+    )
+    return note + "".join(tables)
 
 
 def _where(check: dict, element: dict) -> list[str]:
@@ -55,14 +70,15 @@ def _where(check: dict, element: dict) -> list[str]:
 
 
 def _numbers(element: dict) -> list[str]:
-    apart = ("step", "index")
-    return [k for k, v in element.items() if v is not None and k not in apart and not k.endswith("_hex")]
+    apart = ("step", "index", "format", "operands")
+    return [k for k, v in element.items() if v is not None and k not in apart and not k.endswith(("_hex", "_bits"))]
 
 
 def _hexadecimal(element: dict, key: str) -> str:
     """Exactly, as the float that it is."""
     value = element.get(f"{key}_hex", element[key])
-    return text(value.hex() if isinstance(value, float) else value)
+    bits = f" ({element['format']} {element[f'{key}_bits']})" if f"{key}_bits" in element else ""
+    return text((value.hex() if isinstance(value, float) else str(value)) + bits)
 
 
 def _brief(group: list[dict], limit: int) -> str:

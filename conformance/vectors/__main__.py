@@ -1,6 +1,5 @@
-"""python -m conformance.vectors export DIR | check DIR RESULTS"""
+"""``conform vectors``: write the test vectors, or judge what a program made of them."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def run(options) -> int:
     try:
         return _export(options) if options.command == "export" else _check(options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"conform: {error}", file=sys.stderr)
         return MALFORMED
 
 
@@ -74,9 +73,17 @@ def names(option: str) -> list[str]:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m conformance.vectors", description=__doc__)
-    add_commands(parser.add_subparsers(dest="command", required=True))
-    return run(parser.parse_args(arguments))
+    from conformance.cli import Parser
+
+    about = "Test vectors for programs in any language. Exit code 0: no fault found. 1: a fault, or no verdict. "
+    parser = Parser(prog="conform vectors", description=f"{about}2: files or options that cannot be used.")
+    add_commands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser))
+    try:
+        options = parser.parse_args(arguments)
+    except ValueError as error:
+        print(f"conform: {error}", file=sys.stderr)
+        return MALFORMED
+    return run(options)
 
 
 if __name__ == "__main__":
