@@ -5,6 +5,7 @@ import re
 import pytest
 
 from conformance import power
+from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout
 from conformance.mutants import MUTANTS, NOT_EXPRESSIBLE
 from conformance.mutants.core import DIRECTIONS
 from conformance.nulls import NULLS
@@ -79,3 +80,17 @@ def test_the_report_names_survivors_and_alarms():
     assert "false alarms: 1" in text
     assert "| survived |" in text
     assert "seed 0: something" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"), [(AdapterError, "error"), (AdapterCrash, "crash"), (AdapterTimeout, "timeout")]
+)
+def test_an_adapter_that_breaks_keeps_its_own_verdict(error, verdict):
+    subject = power.subject_for("mtp", "float32")
+
+    def breaks(*args, **kwargs):
+        raise error("it broke", "; at line 3")
+
+    subject.call = breaks
+    (found,) = power.outcomes(subject, ("stage",), methods=("situ_glu",), cases=("tame",))[:1]
+    assert (found["verdict"], found["message"]) == (verdict, "it broke; at line 3")
