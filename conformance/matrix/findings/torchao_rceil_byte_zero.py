@@ -2,7 +2,7 @@
 where OCP MX v1.0 section 5.4.1 has 2^-127 for this byte.
 """
 # checks: *.exact[*-clamp] *.exact[*-subnormal]
-# adapters: *:rceil *:qat*
+# adapters: *:rceil *torchao_qat*
 
 import torch
 from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_dtype, to_mx

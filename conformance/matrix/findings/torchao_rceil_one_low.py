@@ -2,7 +2,7 @@
 integer, where the cuBLAS rule that torchao names wants the least power of two at or above the ratio.
 """
 # checks: *.exact[*-edges]
-# adapters: *:rceil *:qat*
+# adapters: *:rceil *torchao_qat*
 
 import torch
 from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
