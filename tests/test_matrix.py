@@ -14,7 +14,7 @@ from conformance.matrix import page, scripts
 from conformance.matrix.__main__ import DATA, PAGE, ROOT, main
 from conformance.matrix.environments import Builder, BuildError, python_of
 from conformance.matrix.packages import PACKAGES, Package
-from conformance.matrix.running import grouped, settled, tallied
+from conformance.matrix.running import grouped, left_open, settled, tallied
 
 RIGHT = "{folder}/losses.py:right"
 WRONG = "{folder}/losses.py:wrong"
@@ -164,6 +164,12 @@ def test_an_explained_check_is_not_unexplained_and_brackets_are_no_wildcards():
     assert found["unexplained"] == [{"adapter": "one", "id": checks[2]["id"]}] + [
         {"adapter": "two", "id": check["id"]} for check in checks
     ]
+
+
+def test_a_finding_in_what_ocp_leaves_open_is_marked():
+    assert left_open("fake_mxfp4.y.exact[mtp-float32-nonfinite]")
+    assert not left_open("fake_mxfp4.y.exact[mtp-float32-edges]")
+    assert not left_open("lk_loss.loss.stage[mtp-float32-clamp]")
 
 
 def test_counts_put_every_kind_of_fault_among_the_failed():

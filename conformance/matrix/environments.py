@@ -32,33 +32,33 @@ class Builder:
     def build(self, package: Package) -> Path:
         """The folder of the package's environment, built if need be. Raises BuildError."""
         bases = [self._base(name) for name in package.bases]
-        return self._environment(
-            package.name, self.requirements / f"{package.name}.txt", bases, ("--no-deps", *package.options)
-        )
+        pins = self.requirements / f"{package.name}.txt"
+        return self._environment(package.name, pins, bases, package.options, "--no-deps")
 
     def _base(self, name: str) -> Path:
         """A shared one: with dependencies, and never rebuilt but for its own pins."""
         shared = Builder(self.folder, self.requirements)
-        return shared._environment(f"base-{name}", self.requirements / "bases" / f"{name}.txt", [], ())
+        return shared._environment(f"base-{name}", self.requirements / "bases" / f"{name}.txt", [])
 
-    def _environment(self, name: str, pins: Path, bases: list[Path], flags: tuple) -> Path:
+    def _environment(self, name: str, pins: Path, bases: list[Path], options=(), *flags: str) -> Path:
         if not pins.is_file():
             raise BuildError(f"there is no file {pins.name} with its pins in {shown(pins.parent)}")
-        place, stamp = self.folder / name, stamp_of(pins, bases)
+        place, stamp = self.folder / name, stamp_of(pins, bases, options)
         if not self.rebuild and read(place / STAMP) == stamp:
             return place
         shutil.rmtree(place, ignore_errors=True)
         run([sys.executable, "-m", "venv", str(place)], f"no environment {shown(place)} could be made")
         stand_on(place, bases)
         install = [str(python_of(place)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*install, *flags, "-r", str(pins)], f"the pins in {pins.name} could not be installed")
+        run([*install, *flags, *options, "-r", str(pins)], f"the pins in {pins.name} could not be installed")
         (place / STAMP).write_text(stamp, encoding="utf-8")  # last: without it the next run starts over
         return place
 
 
-def stamp_of(pins: Path, bases: list[Path]) -> str:
-    """A hash of all that an environment is made of."""
+def stamp_of(pins: Path, bases: list[Path], options: tuple) -> str:
+    """A hash of all that an environment is made of, pip's options among it."""
     digest = hashlib.sha256(f"{sys.version} {[read(base / STAMP) for base in bases]} ".encode())
+    digest.update(" ".join(options).encode())
     digest.update(pins.read_bytes())
     return digest.hexdigest()
 

@@ -197,7 +197,10 @@ def told(finding: dict) -> list[str]:
     """A finding: the sentence, the smallest input, the size, the checks, the script and what it printed."""
     lines = [f"### {finding['sentence']}", "", STATES[finding["reproduced"]] + finding["message"], ""]
     if finding["silent"]:
-        lines += ["OCP MX v1.0 is silent here; judged against what this suite has to choose (mx_silent).", ""]
+        lines += [
+            "Its checks are all of cases that OCP MX v1.0 leaves open (`mx_silent`), where this suite has to choose.",
+            "",
+        ]
     least, most = finding["smallest"], finding["worst"]
     if least:
         lines += [f"- Smallest failing input: `{least['input']}`, in `{least['id']}` of `{least['adapter']}`"]
