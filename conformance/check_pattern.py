@@ -149,10 +149,13 @@ def pattern_inputs(case: Case, storage: str, seed: int, declared: Pattern) -> di
     inputs["target_logits"] = round_to(2 * rng.normal(size=(*shape, c.vocab_size)), storage)
     inputs["mask"] = np.tile(np.array([1, 0, 1, 1, 0, 1, 1, 1, 1, 0], bool), (declared.batch, 1))
     inputs["mask"][1:, [1, 2]] = True, False
-    if declared.documents:
+    if declared.documents or declared.padding:
         inputs["documents"] = np.zeros(shape, np.int32)
+    if declared.documents:
         first = 4 if declared.batch > 1 else 8  # one row of a single document, or one that is long enough for all steps
         inputs["documents"][-1, :first], inputs["documents"][-1, first:] = 5, 2
+    if declared.padding:
+        inputs["documents"][-1, :2] = -1
     return inputs
 
 
@@ -198,7 +201,7 @@ ORACLE: dict = {}  # what the oracle's own step reads, by the inputs and choices
 
 
 def remembered(what: str, run: PatternRun, make):
-    key = (what, run.storage, run.seed, run.declared.batch, run.declared.documents, str(run.choices.to_dict()))
+    key = (what, run.storage, run.seed, run.declared, str(run.choices.to_dict()))
     if key not in ORACLE:
         ORACLE[key] = make()
     return ORACLE[key]

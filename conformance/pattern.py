@@ -37,7 +37,8 @@ class Pattern:
     """``describe()["pattern"]``, checked. Raises ValueError with a sentence.
 
     ``step_weights``: K numbers. ``epsilon`` is added to the denominator. ``batch``: rows that it takes. ``documents``:
-    whether it takes packed ones.
+    whether it takes packed ones. ``padding``: whether it is to be judged on a row that begins with padding, whose
+    slots have document -1.
     """
 
     loss: str = "lk"
@@ -46,6 +47,7 @@ class Pattern:
     epsilon: float = 0.0
     batch: int = 2
     documents: bool = False
+    padding: bool = False
 
     @classmethod
     def of(cls, said) -> "Pattern":
@@ -63,8 +65,9 @@ class Pattern:
             raise ValueError(f"{where}['batch'] is {found.batch!r}; wanted a number of rows from 1 to 4")
         if isinstance(found.epsilon, bool) or not isinstance(found.epsilon, int | float) or not 0 <= found.epsilon < 1:
             raise ValueError(f"{where}['epsilon'] is {found.epsilon!r}; wanted a number from 0 to below 1")
-        if not isinstance(found.documents, bool):
-            raise ValueError(f"{where}['documents'] is {found.documents!r}; wanted True or False")
+        for name in ("documents", "padding"):
+            if not isinstance(getattr(found, name), bool):
+                raise ValueError(f"{where}[{name!r}] is {getattr(found, name)!r}; wanted True or False")
         return found
 
     def slot_losses(self, draft, target):

@@ -19,6 +19,8 @@ try:
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
     from transformers import LlamaConfig
+
+    from conformance.torch_helper import DTYPES, own_weights, pattern_answer
 except ImportError as error:
     raise ImportError(
         f"The adapter speculators_unroll needs the package speculators ({error}). Install it with `make peers` and add "
@@ -26,7 +28,6 @@ except ImportError as error:
         "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
-from conformance.torch_helper import DTYPES, own_weights, pattern_answer
 
 FEATURES = ("low", "mid", "high")
 LOSSES = {"nla": "lk", "kl_div": "kl", "tv": "tv"}
