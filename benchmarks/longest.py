@@ -17,8 +17,8 @@ from benchmarks.side_by_side import peak_extra
 
 LIMIT = 16 * 2**30
 LENGTHS = {
-    "nemo_automodel": (1024, 1152, 1280, 1408, 1536, 1792, 2048),
-    "fast": (2048, 4096, 6144, 8192),
+    "nemo_automodel": (1024, 1280, 1536, 2048),
+    "fast": (2048, 4096, 8192),
 }
 
 

@@ -16,6 +16,7 @@ from fast.kernels import build
 
 ROOT = Path(__file__).parents[1]
 RESULTS, GPU, PAGE = ROOT / "benchmarks" / "results.json", ROOT / "benchmarks" / "gpu.json", ROOT / "BENCHMARKS.md"
+ORDER = ("loss", "loss, warm heap", "mx", "experts", "unroll", "precision", "recompute", "growth", "longest", "CUDA")
 PACKAGES = (
     "torch", "numpy", "speculators", "nemo-automodel", "specforge", "torchao", "nvidia-modelopt", "compressed-tensors",
     "triton", "liger-kernel",
@@ -146,13 +147,34 @@ what is kept for a backward pass is counted by hooks on saved tensors. Raw numbe
 def page(everything: dict) -> str:
     """The whole page, from the results and, where there are any, those of a GPU."""
     everything = everything | (json.loads(GPU.read_text(encoding="utf-8")) if GPU.exists() else {})
-    parts = [HEAD]
-    for section, data in everything.items():
-        parts.append(f"\n## {section}\n\n{about(data['environment'])}\n")
-        parts += [table(Case.load(dict(case))) for case in data["cases"]]
+    sections = {name: [Case.load(dict(c)) for c in everything[name]["cases"]] for name in ORDER if name in everything}
+    parts = [HEAD, overview(sections)]
+    for section, cases in sections.items():
+        parts.append(f"\n## {section}\n\n{about(everything[section]['environment'])}\n")
+        parts += [table(case) for case in cases]
     if "CUDA" not in everything:
         parts.append("\n## CUDA\n\nNot measured: no GPU was there. `make bench-gpu` measures it in one call.\n")
     return "".join(parts)
+
+
+def overview(sections: dict[str, list[Case]]) -> str:
+    """Every target, and whether it is reached."""
+    rows = [(case.title, *verdict) for cases in sections.values() for case in cases for verdict in verdicts(case)]
+    missed = sum(not good for _, good, _ in rows)
+    lines = [
+        "",
+        "## Targets",
+        "",
+        f"{len(rows) - missed} of {len(rows)} are reached. In brackets the range of the runs.",
+    ]
+    lines += ["", "| benchmark | target: found | |", "|---|---|---|"]
+    lines += [f"| {title} | {text} | {'reached' if good else '**not reached**'} |" for title, good, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(case: Case) -> list[tuple[bool, str]]:
+    found = [target.reached(case.times) for target in case.targets]
+    return found + [target.reached(case.extra) for target in case.memory_targets]
 
 
 def about(facts: dict) -> str:
@@ -179,9 +201,7 @@ def table(case: Case) -> str:
         cells += [size(case.extra[name]) if name in case.extra else ""] if case.extra else []
         cells += [size(case.kept[name]) if name in case.kept else ""] if case.kept else []
         lines.append("| " + " | ".join(cells) + " |")
-    verdicts = [target.reached(case.times) for target in case.targets]
-    verdicts += [target.reached(case.extra) for target in case.memory_targets]
-    if verdicts:
-        lines.append("")
-    lines += [f"- {'reached' if good else '**not reached**'}: {text}" for good, text in verdicts]
+    found = verdicts(case)
+    lines += [""] * bool(found)
+    lines += [f"- {'reached' if good else '**not reached**'}: {text}" for good, text in found]
     return "\n".join(lines) + "\n"
