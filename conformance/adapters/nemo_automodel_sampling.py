@@ -1,0 +1,43 @@
+"""NeMo AutoModel's speculative acceptance: ``verify_stochastic_chain`` with one candidate (``accept_or_resample``).
+
+Install: as nemo_automodel.py. It takes logits, hence ``sampled_from``; random numbers as _uniforms.py says.
+"""
+
+from importlib.metadata import version
+
+try:
+    import torch
+    from nemo_automodel.components.speculative.eagle.msd_decode import verify_stochastic_chain
+except ImportError as error:
+    raise ImportError(
+        f"The adapter nemo_automodel_sampling needs the package nemo-automodel ({error}). Install it with `make peers` "
+        "and add `--adapter-python .venv-peers`, or: pip install torch==2.13.0 && "
+        "pip install --no-deps -r requirements/peers.txt"
+    ) from error
+
+from conformance.adapters._uniforms import logarithm, sample
+
+
+class Sampling:
+    protocol = 1
+
+    def describe(self) -> dict:
+        return {
+            "name": "nemo_automodel",
+            "version": version("nemo-automodel"),
+            "url": "https://github.com/NVIDIA-NeMo/Automodel",
+            "formats": {"storage": "float32"},
+            "layouts": ["mtp"],
+            "sampled_from": "logits",
+        }
+
+    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
+        return sample(inputs, self.verify)
+
+    def verify(self, p, q, token) -> tuple:
+        target, draft = (torch.stack([logarithm(law)] * 2) for law in (p, q))  # a row for the token after it as well
+        found = verify_stochastic_chain(candidate_token_ids=[token], target_logits=target, draft_logits=draft)
+        return found.emitted_token_ids[0], found.accepted_draft_tokens == 1
+
+
+adapter = Sampling()
