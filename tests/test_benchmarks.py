@@ -47,7 +47,7 @@ def test_the_page_begins_with_all_targets_and_keeps_the_order_of_sections():
     text = page(
         {"unroll": [case("last", targets=missed)], "loss": [case("first", targets=[Target("ours", "copy", 3)])]}
     )
-    assert "1 of 2 reached" in text
+    assert "1 of 2 are reached" in text
     assert "| last | ours / copy <= 0.5: 1.00 (0.50 to 2.00) | **not reached** |" in text
     assert text.index("## Targets") < text.index("### first") < text.index("### last")
     assert "Not measured: no GPU was there" in text or report.GPU.exists()
