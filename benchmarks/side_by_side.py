@@ -48,9 +48,11 @@ def peak_extra(function: Callable, interval: float = 0.002) -> int:
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    function()
-    done.set()
-    sampler.join()
+    try:
+        function()
+    finally:
+        done.set()
+        sampler.join()
     return max(peak, resident()) - before
 
 
