@@ -46,7 +46,8 @@ def measure(runs: int) -> Iterator[Case]:
             found = attempt(which, slots)
             if found is None:
                 break
-            name, longest[which] = f"{which}, T = {slots}", slots
+            name = f"{which}, T = {slots}"
+            longest[which] = f"{slots} (the longest tried)" if slots == lengths[-1] else slots
             times[name], extra[name] = [found[0]], found[1]
     note = f"Longest that fits: {', '.join(f'{which} {slots}' for which, slots in longest.items())}. "
     yield Case(
