@@ -254,6 +254,7 @@ def test_answers_that_cannot_be_read_are_failures(change, sentence):
         ({"step_weights": [1], "batch": 0}, "['batch'] is 0; wanted a number of rows from 1 to 4"),
         ({"step_weights": [1], "epsilon": 1}, "['epsilon'] is 1; wanted a number from 0"),
         ({"step_weights": [1], "documents": 1}, "['documents'] is 1; wanted True or False"),
+        ({"step_weights": [1], "padding": "left"}, "['padding'] is 'left'; wanted True or False"),
         ({"step_weights": [1], "mask": 1}, "describe()['pattern'] has 'mask'; wanted some of loss, step_weights"),
     ],
 )

@@ -1,9 +1,9 @@
 """NVIDIA ModelOpt's EAGLE-3 training step (Llama layer) from precomputed hidden states, as ``pattern``.
 
 The trainer takes raw sequences and keeps every token in its own row: at step k the hidden states move k - 1 rows to
-the right. So one position is put before the slots, whose token, features and target nothing supervised reads, and slot t of
-step k is row t + k - 1 of the logits. The loss is a soft cross-entropy, the step weights are 0.9^i. ``padded`` is judged
-on a row that begins with padding, which goes in as ``attention_mask``.
+the right. So one position is put before the slots, whose token, features and target nothing supervised reads, and
+slot t of step k is row t + k - 1 of the logits. The loss is a soft cross-entropy, the step weights are 0.9^i.
+``padded`` is judged on a row that begins with padding, which goes in as ``attention_mask``.
 
 Install: ``make matrix``, or
 ``pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/nvidia-modelopt.txt``.

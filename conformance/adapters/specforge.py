@@ -3,7 +3,8 @@
 The package returns the mean over the slots of a batch, so every slot is handed over as a batch of its own. The target's
 probabilities are those that its training step makes.
 
-Install: ``make matrix``, or ``pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/specforge.txt``.
+Install: ``make matrix``, or
+``pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/specforge.txt``.
 """
 
 import os

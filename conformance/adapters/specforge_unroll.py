@@ -1,10 +1,11 @@
 """SpecForge's EAGLE-3 training step around its Llama draft (rotary attention, SwiGLU), as ``pattern``.
 
 ``Eagle3TrainStrategy.forward_loss`` runs ``OnlineEagle3Model`` on slot-aligned arrays and weights the steps 0.8^i.
-``adapter`` has the loss ``alpha`` (LK), ``kl`` the package's default, a soft cross-entropy whose mean is over all slots.
+``adapter`` has the loss ``alpha`` (LK), ``kl`` the package's default, a soft cross-entropy averaged over all slots.
 Its cross-entropy is a Triton kernel, which runs in Triton's interpreter here.
 
-Install: ``make matrix``, or ``pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/specforge.txt``.
+Install: ``make matrix``, or
+``pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/specforge.txt``.
 """
 
 import os
@@ -35,8 +36,8 @@ REDUCTIONS = {"alpha": ("lk", "supervised"), None: ("soft_ce", "all_slots")}
 class SpecForgeUnroll:
     protocol = 1
 
-    def __init__(self, kind: str | None = "alpha", padding: bool = False):
-        self.kind, self.padding = kind, padding
+    def __init__(self, kind: str | None = "alpha"):
+        self.kind = kind
 
     def describe(self) -> dict:
         policies = {
@@ -54,7 +55,6 @@ class SpecForgeUnroll:
                 "loss": loss,
                 "denominator": denominator,
                 "step_weights": [0.8**i for i in range(7)],
-                "padding": self.padding,
             },
         }
 
@@ -62,7 +62,8 @@ class SpecForgeUnroll:
         self.dtype, vocabulary = DTYPES[formats["storage"]], config["vocab_size"]
         layer = LlamaConfig(
             vocab_size=vocabulary, hidden_size=config["hidden_size"], intermediate_size=config["intermediate_size"],
-            num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0,
+            num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+            pad_token_id=0,
         )  # fmt: skip
         layer.draft_vocab_size = vocabulary
         draft = LlamaForCausalLMEagle3(layer, attention_backend="sdpa").to(self.dtype)
@@ -76,11 +77,10 @@ class SpecForgeUnroll:
     def pattern(self, inputs, *, cotangents=None, forced=None) -> tuple:
         features = {n: torch.tensor(inputs[n], dtype=self.dtype).requires_grad_(bool(cotangents)) for n in FEATURES}
         tokens, logits = torch.tensor(inputs["tokens"], dtype=torch.long), []
-        real = torch.tensor(inputs["documents"] >= 0) if "documents" in inputs else torch.ones_like(tokens).bool()
         tensors = {
             "input_ids": tokens,
-            "attention_mask": real.long(),
-            "loss_mask": (torch.tensor(inputs["mask"]) & real)[..., None].long(),
+            "attention_mask": torch.ones_like(tokens),
+            "loss_mask": torch.tensor(inputs["mask"])[..., None].long(),
             "hidden_state": torch.cat(list(features.values()), -1),
             "target": torch.tensor(inputs["target_logits"], dtype=self.dtype),
         }
@@ -97,4 +97,3 @@ class SpecForgeUnroll:
 
 adapter = SpecForgeUnroll()
 kl = SpecForgeUnroll(None)
-padded = SpecForgeUnroll(padding=True)

@@ -29,7 +29,16 @@ PACKAGES = (
         ("nemo_automodel", ADAPTERS + "nemo_automodel.py:backbone"),
         f"{ALPHA} (lk_loss_type alpha, where an acceptance of 0 counts as a loss of 0). Of MX it reads blocks only.",
     ),
-    Package("speculators", ("speculators",), f"{ALPHA} (neg_log_acceptance_loss, acceptance clamped at 1e-5)."),
+    Package(
+        "speculators",
+        (
+            "speculators",
+            "speculators_unroll",
+            *(f"{ADAPTERS}speculators_unroll.py:{kind}" for kind in ("kl", "tv", "packed")),
+        ),
+        f"{ALPHA} (neg_log_acceptance_loss, acceptance clamped at 1e-5). Its EAGLE-3 step: masked means, 1e-5 in "
+        "the denominator, step weights decay^i, 1 by default.",
+    ),
     Package(
         "torchao",
         (
@@ -47,8 +56,9 @@ PACKAGES = (
     ),
     Package(
         "nvidia-modelopt",
-        ("modelopt",),
-        "MXFP8QTensor: scale = 2^ceil(log2(amax / E4M3_max)), which is RCEIL; MXFP4QTensor computes the same with 6.",
+        ("modelopt", "modelopt_unroll", ADAPTERS + "modelopt_unroll.py:padded"),
+        "MXFP8QTensor: scale = 2^ceil(log2(amax / E4M3_max)), which is RCEIL; MXFP4QTensor the same with 6. Its EAGLE-3 "
+        "step: soft cross-entropy, masked mean plus 1e-5 in the denominator, step weights 0.9^i.",
     ),
     Package(
         "amd-quark",
@@ -80,5 +90,11 @@ PACKAGES = (
         ("naive_speculate",),
         "speculate/utils.py: speculative sampling, resampled from the residual law.",
         options=("--ignore-requires-python",),
+    ),
+    Package(
+        "specforge",
+        ("specforge", "specforge_unroll", ADAPTERS + "specforge_unroll.py:kl"),
+        f"{ALPHA} (lk_loss_type alpha, masked mean). Its default is a soft cross-entropy averaged over all slots; step "
+        "weights 0.8^i.",
     ),
 )
