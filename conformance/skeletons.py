@@ -49,6 +49,9 @@ class Adapter(TorchAdapter):
     # `unroll` runs the seven steps. Record what each stage hands on with conformance.torch_helper.Trace, and a fault
     # is placed by step and stage; conformance/adapters/fast.py shows how.
 
+    # A trainer whose draft layer is not K3's offers `pattern` in its place (docs/pattern.md):
+    # pattern_declared = {{"loss": "lk", "step_weights": [0.8**k for k in range(7)], "denominator": "supervised"}}
+
 
 adapter = Adapter()
 '''

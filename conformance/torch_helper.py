@@ -60,11 +60,13 @@ class TorchAdapter:
     policies = {}  # storage type -> formats, where more than one is offered
     choices = {}
     layouts = ["mtp", "eagle3"]
+    pattern_declared = None  # what describe()["pattern"] says, where the method ``pattern`` is offered
     device = "cpu"
 
     def describe(self) -> dict:
         names = ("name", "version", "url", "formats", "policies", "choices", "layouts")
-        return {name: getattr(self, name) for name in names}
+        declared = {"pattern": self.pattern_declared} if self.pattern_declared is not None else {}
+        return {name: getattr(self, name) for name in names} | declared
 
     def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
         """Begin a run with these sizes and choices, in these formats (the declared ones when absent)."""
