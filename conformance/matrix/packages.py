@@ -57,8 +57,8 @@ PACKAGES = (
     Package(
         "nvidia-modelopt",
         ("modelopt", "modelopt_unroll", ADAPTERS + "modelopt_unroll.py:padded"),
-        "MXFP8QTensor: scale = 2^ceil(log2(amax / E4M3_max)), which is RCEIL; MXFP4QTensor the same with 6. Its EAGLE-3 "
-        "step: soft cross-entropy, masked mean plus 1e-5 in the denominator, step weights 0.9^i.",
+        "MXFP8QTensor: scale = 2^ceil(log2(amax / E4M3_max)), which is RCEIL; MXFP4QTensor the same with 6. Its "
+        "EAGLE-3 step: soft cross-entropy, masked mean plus 1e-5 in the denominator, step weights 0.9^i.",
     ),
     Package(
         "amd-quark",
