@@ -71,11 +71,11 @@ def test_what_the_page_quotes_is_what_comes(transcript):
         "No fault found",
         "First fault: stage lk_loss (loss): error",
         "x its bound; smallest input: draft_logits = [0, 200], target_logits = [200, 0] [eagle3-float32-extreme]. "
-        "Repeat: pytest",
+        "Repeat: conform run",
         "since the earlier run: 6 fixed",
     ):
         assert quoted in said
-        assert quoted.partition(": pytest")[0] in " ".join(TUTORIAL.read_text(encoding="utf-8").split())
+        assert quoted.partition(": conform")[0] in " ".join(TUTORIAL.read_text(encoding="utf-8").split())
 
 
 def test_files_that_the_page_names_are_there(transcript, clone):

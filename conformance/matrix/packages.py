@@ -26,7 +26,7 @@ ALPHA = "The LK loss is -log sum min(p, q), report eq. 16"
 PACKAGES = (
     Package(
         "nemo-automodel",
-        ("nemo_automodel", ADAPTERS + "nemo_automodel.py:backbone"),
+        ("nemo_automodel", ADAPTERS + "nemo_automodel.py:backbone", "nemo_automodel_sampling"),
         f"{ALPHA} (lk_loss_type alpha, where an acceptance of 0 counts as a loss of 0). Of MX it reads blocks only.",
     ),
     Package(
