@@ -193,8 +193,17 @@ def precision(layout: str, runs: int) -> Case:
     kinds = {f"attention {a}, logits {z}": fused.Plan("none", a, z) for a in fused.PRECISION for z in fused.PRECISION}
     functions = {name: partial(ours.run, plan) for name, plan in kinds.items()}
     extra = {name: peak_extra(function) for name, function in functions.items()}
-    base = "attention storage, logits storage"
-    return Case(title(layout, ours.model.config), base, timed_in_turn(functions, runs), extra, note="By precision.")
+    base, grads = "attention storage, logits storage", {name: gradient(ours, plan) for name, plan in kinds.items()}
+    wide = grads.pop("attention wide, logits wide")
+    off = [f"{name}: {float((g - wide).norm() / wide.norm()):.2g}" for name, g in grads.items()]
+    note = f"Gradient of all parameters, as one vector, off from that with both wide, in its length: {'; '.join(off)}."
+    return Case(title(layout, ours.model.config), base, timed_in_turn(functions, runs), extra, note=note)
+
+
+def gradient(ours: Ours, plan: fused.Plan) -> torch.Tensor:
+    """That of all trained parameters, one after another, in float32."""
+    ours.run(plan)
+    return torch.cat([p.grad.flatten().float() for p in ours.params.values() if p.grad is not None])
 
 
 def recompute(layout: str, steps: int, runs: int) -> Case:
