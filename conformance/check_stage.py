@@ -181,6 +181,7 @@ class StageRun:
         self.decisions[name] = (decisions, tuple(bad[0]) if len(bad) else ())
 
     def backward(self, values: dict) -> None:
+        self.addends = {}  # its own, as ``replace`` would share it
         incoming: dict[Key, list] = {}
         for name, key in self.stage.outputs.items():
             incoming.setdefault(key, []).append(Running(self.cotangents[name]))

@@ -134,6 +134,26 @@ def test_a_row_of_logits_is_cut_to_the_decisive_entries():
         assert each["row"] == [1]
 
 
+class Doubled(Reference):
+    """The loss and its gradient twice too large."""
+
+    def lk_loss(self, inputs, **options):
+        outputs, grads, decisions = super().lk_loss(inputs, **options)
+        double = lambda arrays: {name: 2 * array for name, array in arrays.items()}  # noqa: E731
+        return double(outputs), double(grads), decisions
+
+
+def test_the_search_for_a_smaller_input_leaves_the_addends_alone():
+    subject = Subject(Doubled())
+    plan = [c for c in checks.plan(subject.description, stages=["lk_loss"]) if c.id.endswith("[mtp-float64-tame]")]
+    found = {c.quantity: c.run(subject) for c in plan if c.kind == "stage"}
+    assert "smallest input" in found["loss"]["message"]
+    assert found["d_draft_logits"]["verdict"] == "fail"
+    agrees(
+        found["d_draft_logits"]["worst"], float(sum(v[0] for v in numbers(found["d_draft_logits"]["worst"]).values()))
+    )
+
+
 @pytest.mark.parametrize(("what", "index"), [("codes", (5, 17)), ("scales", (5, 0))])
 def test_a_code_or_scale_has_its_block(what, index):
     found = element(f"mxfp4.{what}.exact[mtp-float64-normal]", "outputs", what, index)
