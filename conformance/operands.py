@@ -17,6 +17,15 @@ FEW = 32  # where a row of logits is an operand
 LEAST = 8  # of each operand
 
 
+def listed(make, *args) -> list[dict]:
+    """``make(*args)``; what goes wrong in there is told in place of the operands and never changes a verdict."""
+    try:
+        return make(*args)
+    except Exception as error:
+        reason = f"not listed ({type(error).__name__}: {error})"
+        return [{"name": reason, "row": [], "at": [], "values": [], "of": 0}]
+
+
 def plain(value):
     """The values of a Running array; anything else as it is."""
     return value.value if isinstance(value, Running) else value
@@ -44,7 +53,7 @@ def digits(value) -> str:
 
 def lines(found: dict) -> list[tuple[str, str, str]]:
     """What a report shows of an operand: place, decimal and hexadecimal of each entry; integers have no hexadecimal."""
-    places = found["at"] or [[]]
+    places = found["at"] or [[]] * len(found["values"])
     shown = [(name_at([*found["row"], *rest]), value) for rest, value in zip(places, found["values"], strict=True)]
     decimal = lambda text: f"{float.fromhex(text):.9g}" if is_hexadecimal(text) else text  # noqa: E731
     return [(place, decimal(text), text if is_hexadecimal(text) else "") for place, text in shown]

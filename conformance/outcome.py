@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance.compare import BIAS_LIMIT, Bias, Comparison, Decisions
+from conformance.operands import listed
 
 UNDECIDED_WIDTH = 0.1  # a bound wider than a tenth of the quantity (2-norm) decides nothing
 
@@ -46,7 +47,7 @@ def of_comparison(what: str, comparison: Comparison, bias: Bias | None = None, w
 def with_operands(found: dict, make) -> dict:
     """A failing outcome with the operands of its worst element: ``make(index)`` lists them."""
     if found["verdict"] == "fail" and found["worst"] and "operands" not in found["worst"]:
-        found["worst"]["operands"] = make(tuple(found["worst"]["index"]))
+        found["worst"]["operands"] = listed(make, tuple(found["worst"]["index"]))
     return found
 
 

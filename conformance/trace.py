@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
-from conformance.operands import of_block, of_node, of_sum
+from conformance.operands import listed, of_block, of_node, of_sum
 from reference import mx
 from reference.bounds import arithmetic
 from reference.config import Choices, DraftConfig, trained_parameters
@@ -130,7 +130,7 @@ class Walker:
         edge = self.judge("value", position, node.key, actual, exact(expected), self.compared_slots(node.key))
         edge.hidden = spans
         if not edge.ok and edge.comparison:
-            edge.operands = self.operands(node, edge.comparison.index)
+            edge.operands = listed(self.operands, node, edge.comparison.index)
         usable = not edge.fault and np.isfinite(self.clean(actual)).all()
         self.values[node.key] = Running(self.clean(actual)) if usable else store(expected, node.key)
 
@@ -215,7 +215,7 @@ class Walker:
         edge = self.judge("cotangent", position, key, actual, total, valid)
         if not edge.ok and edge.comparison:
             edge.blame, edge.why = self.blame(key, actual, parts, valid)
-            edge.operands = of_sum(parts, edge.comparison.index)
+            edge.operands = listed(of_sum, parts, edge.comparison.index)
         usable = not edge.fault and np.isfinite(self.clean(actual)).all()
         return Running(self.clean(actual)) if usable else total
 
@@ -272,7 +272,7 @@ class Walker:
             else:
                 edge = self.judge("gradient", position, (0, name), grads[name], exact(expected[name]), None)
                 if not edge.ok and edge.comparison:
-                    edge.operands = of_sum(*self.addends(name, incoming, edge.comparison.index))
+                    edge.operands = listed(of_sum, *self.addends(name, incoming, edge.comparison.index))
             if not edge.ok:
                 edge.blame, edge.why = self.blame_parameter(name, grads.get(name), incoming)
 

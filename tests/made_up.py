@@ -14,6 +14,11 @@ PASS = results.EMPTY | {"verdict": "pass", "ratio": 0.5, "compared": 10}
 WORST = {
     "step": 3, "index": [0, 4], "actual": 0.1, "expected": -0.2, "error": 0.3, "bound": 1e-3,
     "actual_hex": (0.1).hex(), "expected_hex": (-0.2).hex(),
+    "format": "float32", "actual_bits": "0x3dcccccd", "expected_bits": "0xbe4ccccd",
+    "operands": [
+        {"name": "3/attn_gate", "row": [0, 4], "at": [[1], [7]], "values": [(1.5).hex(), (-2e-7).hex()], "of": 80},
+        {"name": "tokens <i>", "row": [0, 4], "at": [], "values": ["17"], "of": 1},
+    ],
 }  # fmt: skip
 ABSENT = results.EMPTY | {"verdict": "not offered", "message": "route is not offered"}
 FAIL = PASS | {

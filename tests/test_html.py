@@ -234,4 +234,11 @@ def test_findings_open_down_to_their_numbers(chromium, file):
     chromium.press("Enter", 13)
     told = chromium.evaluate("document.querySelector('.finding[open]').innerText")
     assert (0.1).hex() in told
+    assert "float32 0x3dcccccd" in told
     assert "--adapter 'my file.py:adapter'" in told
+    assert (1.5).hex() not in told
+    chromium.evaluate("document.querySelector('.finding[open] .operands > summary').focus()")
+    chromium.press("Enter", 13)
+    told = chromium.evaluate("document.querySelector('.finding[open] .operands').innerText")
+    for part in ("3/attn_gate, the 2 decisive of 80 entries", "[0, 4, 7]", (1.5).hex(), "tokens <i>", "17"):
+        assert part in told

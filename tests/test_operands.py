@@ -167,6 +167,12 @@ def test_a_decoded_value_has_its_code_and_scale():
     assert {name: value.tolist() for name, value in numbers(found).items()} == {"codes": [44], "scales": [130]}
 
 
+def test_a_mistake_in_listing_operands_changes_no_verdict():
+    (said,) = operands.listed(lambda: [][1])
+    assert said["name"] == "not listed (IndexError: list index out of range)"
+    assert operands.lines(said) == []
+
+
 def test_bits_are_those_of_the_format():
     assert [operands.bits(1.0, form) for form in ("float64", "float32", "bfloat16", "float16")] == [
         "0x3ff0000000000000", "0x3f800000", "0x3f80", "0x3c00",
