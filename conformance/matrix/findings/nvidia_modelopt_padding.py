@@ -2,7 +2,7 @@
 masks of later steps are made from the sequence length alone. A padding slot is attended by nothing (spec.md section 3);
 it shows where padding comes before the tokens.
 """
-# checks: pattern.tokens.stage[*] pattern.features.stage[*] pattern.step_losses.stage[*] pattern.d_features.stage[*]
+# checks: pattern.tokens.stage[*] pattern.features.stage[*]
 # adapters: conformance/adapters/modelopt_unroll.py:padded
 
 import modelopt.torch.speculative as mtsp

@@ -2,7 +2,7 @@
 align_for_step shifts targets and mask over the whole row; slot j of step k counts only where position j + k lies in
 its document (spec.md section 3). Of two documents of three slots each step 2 has 2 + 2.
 """
-# checks: pattern.step_losses.stage[*] pattern.empty_steps.stage[*]
+# checks: pattern.step_losses.stage[*]
 # adapters: conformance/adapters/speculators_unroll.py:packed
 
 import torch
