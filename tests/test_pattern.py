@@ -1,13 +1,16 @@
 """The checks of ``pattern``: faults planted in ``fast`` are caught and named, honest code passes."""
 
+import os
 from contextlib import nullcontext
+from importlib.util import find_spec
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 from conformance import check_pattern, check_pattern_losses, checks
-from conformance.adapter import Description, Result
+from conformance.adapter import Description, Result, load
 from conformance.mutants.core import around, backward
 from conformance.pattern import Pattern
 from conformance.power import subject_for
@@ -296,3 +299,19 @@ def _case(check):
 
     choices = Choices(draft_input="eagle3")
     return cases_for(choices)[0], choices
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [
+        ("speculators_unroll", "speculators"),
+        ("specforge", "specforge"),
+        ("specforge_unroll", "specforge"),
+        ("modelopt_unroll", "modelopt"),
+    ],
+)
+def test_an_adapter_without_its_package_says_how_to_install_it(adapter, package):
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with mock.patch.dict(os.environ), pytest.raises(ValueError, match=r"Install it with `make (matrix|peers)`"):
+        load(f"conformance/adapters/{adapter}.py:adapter")
