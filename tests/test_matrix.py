@@ -113,9 +113,8 @@ def test_a_finding_is_one_with_its_checks_listed(matrix):
     assert len(finding["checks"]) > 1
     assert finding["smallest"]["input"].startswith("draft_logits = [")
     assert float(finding["worst"]["ratio"]) > 1
-    assert text.count("### The loss is twice what equation 16 says.") == 1
+    assert text.count("### twice\n\nThe loss is twice what equation 16 says.\n\nReproduced in this run.") == 1
     assert "raise SystemExit(0)" in text
-    assert "Reproduced in this run." in text
     assert "Unexplained" not in text
 
 

@@ -144,7 +144,11 @@ def section(row: dict) -> str:
         lines += [f"Documented: {row['documented']}", ""]
     lines += [declared(entry) for entry in row["adapters"]]
     lines += ["", "```", *commands(row), "```", ""]
-    lines += [*walks(row), *(line for finding in row["findings"] for line in told(finding)), *unexplained(row)]
+    lines += [
+        *walks(row),
+        *(line for finding in row["findings"] for line in told(finding, row["name"])),
+        *unexplained(row),
+    ]
     if not (row["message"] or row["findings"] or row["unexplained"] or any(e["message"] for e in row["adapters"])):
         lines += ["No fault found.", ""]
     return "\n".join(lines)
@@ -181,8 +185,8 @@ def walks(row: dict) -> list[str]:
     for entry in row["adapters"]:
         cells = [[stage, cell(counts)] for stage, counts in entry.get("walk", {}).items() if cell(counts) != "-"]
         if cells:
-            tables += [f"The walk of `{entry['adapter']}`, stage by stage:", "", *markdown_table(
-                ["stage", "checks"], cells).splitlines(), ""]  # fmt: skip
+            rows = markdown_table(["stage", "checks"], cells).splitlines()
+            tables += folded(f"The walk of {entry['adapter']}, stage by stage", rows)
     return tables
 
 
@@ -193,9 +197,10 @@ STATES = {
 }
 
 
-def told(finding: dict) -> list[str]:
+def told(finding: dict, package: str) -> list[str]:
     """A finding: the sentence, the smallest input, the size, the checks, the script and what it printed."""
-    lines = [f"### {finding['sentence']}", "", STATES[finding["reproduced"]] + finding["message"], ""]
+    slug = Path(finding["script"]).stem.removeprefix(package.replace("-", "_") + "_").replace("_", " ")
+    lines = [f"### {slug}", "", finding["sentence"], "", STATES[finding["reproduced"]] + finding["message"], ""]
     if finding["silent"]:
         lines += [
             "Its checks are all of cases that OCP MX v1.0 leaves open (`mx_silent`), where this suite has to choose.",
@@ -207,7 +212,8 @@ def told(finding: dict) -> list[str]:
     if most:
         lines += [f"- Size: {size(most)}, in `{most['id']}` of `{most['adapter']}`"]
     if finding["checks"]:
-        lines += ["- Checks: " + "; ".join(listed(finding["checks"])), ""]
+        checks = [f"- {each}" for each in listed(finding["checks"])]
+        lines += ["", *folded(f"The {len(finding['checks'])} failing checks that show it", checks)]
     else:
         lines += ["- **No failing check of this run shows it.**", ""]
     name = finding["script"]
@@ -215,14 +221,19 @@ def told(finding: dict) -> list[str]:
     return [*lines, "```", finding["output"], "```", ""] if finding["output"] else lines
 
 
+def folded(title: str, lines: list[str]) -> list[str]:
+    """Lines behind a title that opens them."""
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>", ""]
+
+
 def size(most: dict) -> str:
     """The error and its bound, as the check measured them."""
     ratio, worst = most["ratio"], most["worst"]
     if most["verdict"] != "fail" or (ratio is None and not worst):
         return f"{most['verdict']}: {most['message']}"
-    bound = "equality was wanted" if ratio in ("inf", None) else f"{report.cell(ratio)} x its bound"
     if not worst:
-        return f"{bound} ({most['message']})"
+        return most["message"]
+    bound = "equality was wanted" if ratio in ("inf", None) else f"error {report.cell(ratio)} x its bound"
     return f"{report.show(worst['actual'])} for {report.show(worst['expected'])}; {bound}"
 
 

@@ -7,14 +7,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.adapter import METHODS
 from conformance.check_exact import SILENT
 from conformance.matrix import scripts
 from conformance.matrix.environments import Builder, BuildError
 from conformance.matrix.packages import PACKAGES, Package
 from conformance.results import FAULTS, STATUSES, number, suite
 
-MX = tuple(method for method in METHODS if "mxfp" in method)
+QUANTISERS = ("mxfp4", "mxfp8", "fake_mxfp4", "fake_mxfp8")  # what a scale rule bears on
 OCP_RULE = "floor"  # OCP MX v1.0, section 6.3
 SMALLEST = "; smallest input: "
 KEPT = ("id", "verdict", "ratio", "worst", "first_step", "message")
@@ -70,8 +69,8 @@ def reason(done) -> str:
 def compact(adapter: str, results: dict) -> dict:
     """What the matrix keeps of one run's results."""
     subject, checks = results["subject"], results["checks"]
-    offers_mx = bool(set(MX) & set(subject["offers"]))
-    rule = subject["choices"].get("mx_scale_rule", OCP_RULE) if offers_mx else None
+    quantises = bool(set(QUANTISERS) & set(subject["offers"]))
+    rule = subject["choices"].get("mx_scale_rule", OCP_RULE) if quantises else None
     return {
         "adapter": adapter,
         "message": "",
