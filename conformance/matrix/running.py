@@ -16,6 +16,7 @@ from conformance.results import FAULTS, STATUSES, number, suite
 QUANTISERS = ("mxfp4", "mxfp8", "fake_mxfp4", "fake_mxfp8")  # what a scale rule bears on
 OCP_RULE = "floor"  # OCP MX v1.0, section 6.3
 SMALLEST = "; smallest input: "
+ELEMENT = ("step", "index", "actual", "expected", "error", "bound", "actual_hex", "expected_hex")
 KEPT = ("id", "verdict", "ratio", "worst", "first_step", "message")
 
 
@@ -89,10 +90,16 @@ def compact(adapter: str, results: dict) -> dict:
         "compared": results["compared"],
         "stages": tallied(checks, column),
         "walk": tallied([check for check in checks if check["kind"] == "trace"], lambda check: check["stage"]),
-        "failing": [{key: check[key] for key in KEPT} for check in checks if check["verdict"] in FAULTS],
+        "failing": [brief(check) for check in checks if check["verdict"] in FAULTS],
         "problems": results["problems"],
         "notes": results["notes"],
     }
+
+
+def brief(check: dict) -> dict:
+    """What is kept of a failing check: its worst element without the operands that went into it."""
+    worst = check["worst"]
+    return {key: check[key] for key in KEPT} | {"worst": worst and {key: worst[key] for key in ELEMENT if key in worst}}
 
 
 def column(check: dict) -> str:
