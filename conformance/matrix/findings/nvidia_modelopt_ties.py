@@ -2,7 +2,7 @@
 be available, and MXFP8QTensor of the same package rounds so.
 """
 # checks: mxfp4.codes.exact[*-ties] mxfp4.codes.exact[*-bfloat16-normal] mxfp4.codes.exact[*-bfloat16-edges]
-# checks: mxfp4.codes.exact[*-bfloat16-clamp] mxfp4.codes.exact[*-subnormal]
+# checks: mxfp4.codes.exact[*-bfloat16-clamp] mxfp4.codes.exact[*-bfloat16-subnormal]
 
 import torch
 from modelopt.torch.quantization.qtensor import MXFP4QTensor
