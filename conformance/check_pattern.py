@@ -309,6 +309,7 @@ def responses(run: PatternRun, logits) -> tuple[dict, np.ndarray]:
     return found, base[1][:, row]
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # of logits that are all alike
 def attended(run: PatternRun, logits) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For step k, slot t and token slot j: whether a key that holds the token is attended, and whether that is
     decided. Two bool [K, T, T]; and whether the features stayed large up to step k, bool [K].
@@ -331,6 +332,7 @@ def attended(run: PatternRun, logits) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return np.stack(holds, -1), np.stack(sure, -1), large
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def own_key_missing(run: PatternRun) -> bool:
     """Where all step-1 keys hold the same, step 1 returns the same at every slot; the own key of step 2 is the only one
     that differs, and what it weighs depends on how many others there are.
