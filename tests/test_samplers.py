@@ -121,7 +121,7 @@ def test_token_of_never_draws_what_has_no_weight():
     assert [token_of([0.0, 0.5, 0.5, 0.0], u) for u in (0.0, 0.4999, 0.5, 1.0)] == [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["llmcompressor", "transformers", "flashspec", "naive_speculate"])
+@pytest.mark.parametrize("name", ["llmcompressor", "transformers", "flashspec", "specdec", "naive_speculate"])
 @pytest.mark.skipif(bool(find_spec("transformers")), reason="the packages are installed here")
 def test_an_adapter_without_its_package_says_how_to_install_it(name):
     with pytest.raises(ValueError, match=f"requirements/matrix/{name.replace('_', '-')}.txt"):

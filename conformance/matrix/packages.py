@@ -86,6 +86,9 @@ PACKAGES = (
         "sampling/rejection.py: exactly algorithm 1 of arXiv:2211.17192.",
     ),
     Package(
+        "specdec", ("specdec",), "SpecDecoder.verify: speculative sampling, a rejected token drawn anew from (p - q)+."
+    ),
+    Package(
         "naive-speculate",
         ("naive_speculate",),
         "speculate/utils.py: speculative sampling, resampled from the residual law.",
