@@ -2,7 +2,7 @@
 logsumexp to its own last place, 2^-10 at 10000, while adding a constant to all logits of a side changes nothing
 (spec.md section 5).
 """
-# checks: lk_loss.loss.stage[*] lk_loss.gradient_set.stage[*] lk_loss.d_draft_logits.stage[*] lk_loss.below.stage[*]
+# checks: lk_loss.*[*-tame] lk_loss.*[*-harsh] lk_loss.*[*-corners]
 
 import torch
 from specforge.algorithms.eagle3.model import _compute_target_p
