@@ -174,6 +174,12 @@ class Slope:
     def wrong(self) -> bool:
         return abs(self.returned - self.measured) > 2 * self.error
 
+    @property
+    def ratio(self) -> float:
+        """The difference over twice its error; infinite for one where losses that never move leave no error."""
+        apart = abs(self.returned - self.measured)
+        return apart / (2 * self.error) if self.error else (float("inf") if apart else 0.0)
+
 
 def loss_noise(run: PatternRun) -> float:
     """How far rounding may move the total loss: its spread on inputs whose every feature is a neighbour of the given
@@ -277,9 +283,10 @@ def check_gradient(run: PatternRun) -> dict:
     slopes = [slope(run, gradient, own, noise), slope(run, gradient, random, noise)]
     for one in slopes:
         if one.wrong:
-            ratio = abs(one.returned - one.measured) / (2 * one.error)
-            return verdict.failed(missing_share(run, one), ratio=ratio, compared=3)
-    worst = max(float(np.nan_to_num(abs(one.returned - one.measured) / (2 * one.error))) for one in slopes)
+            return verdict.failed(missing_share(run, one), ratio=one.ratio, compared=3)
+    if not any(one.measured for one in slopes):
+        raise Wrong("the total loss does not move with low, mid and high")
+    worst = max(float(np.nan_to_num(one.ratio)) for one in slopes)
     if not slopes[0].decisive:
         sure = "does not converge" if np.isinf(slopes[0].error) else (
             f"is sure to {slopes[0].error / slopes[0].scale:.2g} of itself only")  # fmt: skip

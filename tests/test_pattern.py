@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import check_pattern, check_pattern_losses, checks
-from conformance.adapter import Description, Result, load
+from conformance import check_pattern, check_pattern_losses, checks, nulls
+from conformance.adapter import Description, Result, Subject, load
 from conformance.mutants.core import around, backward
 from conformance.pattern import Pattern
 from conformance.power import subject_for
@@ -315,3 +315,12 @@ def test_an_adapter_without_its_package_says_how_to_install_it(adapter, package)
         pytest.skip(f"{package} is installed")
     with mock.patch.dict(os.environ), pytest.raises(ValueError, match=r"Install it with `make (matrix|peers)`"):
         load(f"conformance/adapters/{adapter}.py:adapter")
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones"])
+def test_answers_that_never_move_are_faults_of_every_check_that_asks_for_a_move(name):
+    """A null adapter's losses leave the difference quotients without an error."""
+    subject = nulls.Null(Subject(load("fast")), getattr(nulls, name))
+    found = {check.quantity: check.run(subject) for check in checks.plan(subject.description, policies=["float32"])
+             if check.stage == "pattern"}  # fmt: skip
+    assert {found[quantity]["verdict"] for quantity in ("tokens", "features", "recycle", "d_features")} == {"fail"}
