@@ -64,15 +64,22 @@ def sanitize(inputs: dict) -> dict:
 
 
 def check_inputs(inputs: dict, vocab_size: int) -> None:
-    """Raises ValueError, naming array and index, for a token id outside the vocabulary or a non-finite number."""
+    """Raises ValueError, naming array and index, for a token id outside the vocabulary or a non-finite number.
+
+    One pass over each array, whose least or largest is NaN or infinite where an element is; only then is that sought.
+    """
     for name in ("tokens", "tokens_by_step", *FLOAT_INPUTS):
-        if name in inputs and inputs[name] is not None:
-            x = inputs[name]
-            wrong = ~torch.isfinite(x) if x.is_floating_point() else (x < 0) | (x >= vocab_size)
-            if wrong.any():
-                index = tuple(wrong.nonzero()[0].tolist())
-                wanted = "a finite number" if x.is_floating_point() else f"an id from 0 to {vocab_size - 1}"
-                raise ValueError(f"{name}{list(index)} is {x[index].item()}; wanted {wanted}")
+        x = inputs.get(name)
+        if x is None or not x.numel():
+            continue
+        (low, high), floats = x.aminmax(), x.is_floating_point()
+        if torch.isfinite(low + high) if floats else (low >= 0) & (high < vocab_size):
+            continue
+        wrong = ~torch.isfinite(x) if floats else (x < 0) | (x >= vocab_size)
+        if wrong.any():  # not where low + high alone overflowed
+            index = tuple(wrong.nonzero()[0].tolist())
+            wanted = "a finite number" if floats else f"an id from 0 to {vocab_size - 1}"
+            raise ValueError(f"{name}{list(index)} is {x[index].item()}; wanted {wanted}")
 
 
 def step_inputs(inputs: dict, k: int, choices) -> tuple[Tensor, Tensor, Tensor]:
