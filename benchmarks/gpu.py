@@ -11,12 +11,11 @@ from dataclasses import asdict
 
 import torch
 
-from benchmarks import report
+from benchmarks import mx, report
 from benchmarks.loss import NAMES, STEPS, VOCABULARY, WIDTH, products
-from benchmarks.mx import FORMATS, SHAPE, TYPES, peers
 from benchmarks.report import Case
 from benchmarks.side_by_side import interleaved
-from fast import loss, mx
+from fast import loss
 from fast.linear_loss import linear_lk_loss
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -111,21 +110,9 @@ def loss_with_head(slots: int, runs: int) -> Case:
     )  # fmt: skip
 
 
-def mx_case(what: str, form: str, type_name: str, runs: int) -> Case:
-    dtype, element, others = TYPES[type_name], FORMATS[form], peers()
-    x = torch.randn(SHAPE, device="cuda").to(dtype)
-    out, buffer, packed = torch.empty_like(x), torch.empty_like(x), form == "mxfp4"
-    scales, codes = mx.quantize(x, form, packed=packed)
-    functions = {"copy": lambda: buffer.copy_(x)}
-    if what == "fake-quantise":
-        functions["fast"] = lambda: mx.fake_quantize(x, form, out=out)
-        functions |= {name: lambda p=peer: p.fake_quantize(x, element) for name, peer in others.items()}
-    elif what == "quantise":
-        functions["fast"] = lambda: mx.quantize(x, form, packed=packed)
-        functions |= {name: lambda p=peer: p.quantize(x, element) for name, peer in others.items()}
-    else:
-        functions["fast"] = lambda: mx.dequantize(scales, codes, form, packed=packed, out=out)
-    return measured(f"{what} {form}, {SHAPE[0]} x {SHAPE[1]}, {type_name}", "copy", functions, runs)
+def mx_case(what: str, form: str, type_name: str, others: dict, runs: int) -> Case:
+    functions = mx.functions_of(what, form, mx.TYPES[type_name], others, "cuda")
+    return measured(mx.title(what, form, type_name), "copy", functions, runs)
 
 
 def main() -> None:
@@ -136,8 +123,9 @@ def main() -> None:
         raise SystemExit("No GPU is here: nothing is measured and nothing is written.")
     cases = [loss_alone(slots, dtype, runs) for slots in (1024, 4096) for dtype in (F32, BF16)]
     cases.append(loss_with_head(1024, runs))
+    others = mx.peers()
     for what in ("fake-quantise", "quantise", "dequantise"):
-        cases += [mx_case(what, form, name, runs) for form in FORMATS for name in TYPES]
+        cases += [mx_case(what, form, name, others, runs) for form in mx.FORMATS for name in mx.TYPES]
     everything = {"CUDA": {"environment": report.environment(), "cases": [asdict(case) for case in cases]}}
     report.GPU.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
     if report.RESULTS.exists():

@@ -95,11 +95,11 @@ def peers() -> dict:
     return found
 
 
-def case(what: str, form: str, type_name: str, others: dict, runs: int) -> Case:
-    dtype, element = TYPES[type_name], FORMATS[form]
-    x = torch.randn(SHAPE).to(dtype)
+def functions_of(what: str, form: str, dtype: torch.dtype, others: dict, device: str = "cpu") -> dict:
+    """A copy of the matrix, ours, and each peer, by name."""
+    element, packed = FORMATS[form], form == "mxfp4"
+    x = torch.randn(SHAPE, device=device).to(dtype)
     out, buffer = torch.empty_like(x), torch.empty_like(x)
-    packed = form == "mxfp4"
     scales, codes = mx.quantize(x, form, packed=packed)
     functions = {"copy": lambda: buffer.copy_(x)}
     if what == "fake-quantise":
@@ -115,13 +115,21 @@ def case(what: str, form: str, type_name: str, others: dict, runs: int) -> Case:
             name: lambda p=peer, t=theirs[name]: p.dequantize(t[1], t[0], element, dtype)
             for name, peer in others.items()
         }
-    times = interleaved(functions, runs)
+    return functions
+
+
+def title(what: str, form: str, type_name: str) -> str:
+    return f"{what} {form}, {SHAPE[0]} x {SHAPE[1]}, {type_name}"
+
+
+def case(what: str, form: str, type_name: str, others: dict, runs: int) -> Case:
+    times = interleaved(functions_of(what, form, TYPES[type_name], others), runs)
     limit = LIMITS[type_name] if what == "fake-quantise" else 10 if (what, form) == ("dequantise", "mxfp4") else None
     targets = [] if limit is None else [Target("fast", "copy", limit)]
     if others:
         best = min(others, key=lambda name: sorted(times[name])[runs // 2])
         targets.append(Target(best, "fast", 5, at_least=True))
-    return Case(f"{what} {form}, {SHAPE[0]} x {SHAPE[1]}, {type_name}", "copy", times, targets=targets)
+    return Case(title(what, form, type_name), "copy", times, targets=targets)
 
 
 def measure(runs: int) -> Iterator[Case]:
