@@ -17,6 +17,7 @@ except ImportError as error:
     ) from error
 
 from conformance.adapters._kimi_k3 import POLICIES, by_module
+from conformance.adapters._mx_pairs import packed_of
 from conformance.torch_helper import TorchAdapter, stage
 
 __all__ = ["Parts", "core", "draft_deepseek", "draft_kimi_k3", "k3", "refuse"]
@@ -80,7 +81,7 @@ class Parts(TorchAdapter):
         return k3.KimiK3MoE(config, k3._build_moe_config(config, self.dtype, None), self.backend)
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
+        packed = packed_of(inputs)
         rows = [torch.tensor(codes.reshape(-1, codes.shape[-1])) for codes in (packed, inputs["scales"])]
         values = dequantize_mxfp4(*rows, self.dtype).float().numpy()
         return {"values": values.reshape(*packed.shape[:-1], -1)}

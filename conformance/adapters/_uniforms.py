@@ -7,6 +7,7 @@ weights, and the law that it was handed is kept: that is the ``residual`` that t
 """
 
 from contextlib import contextmanager
+from importlib.metadata import version
 from unittest import mock
 
 import numpy as np
@@ -38,6 +39,24 @@ def given(draw):
         mock.patch.object(torch, "multinomial", from_law),
     ):
         yield laws
+
+
+class Sampler:
+    """Base of an adapter of a sampler: a subclass says its ``package`` on PyPI and ``url``, and has ``verify``.
+
+    ``described`` is what its description has beyond that; most samplers take logits.
+    """
+
+    protocol = 1
+    package = name = url = ""
+    described: dict = {"sampled_from": "logits"}
+
+    def describe(self) -> dict:
+        about = {"name": self.name or self.package, "version": version(self.package), "url": self.url}
+        return about | {"formats": {"storage": "float32"}, "layouts": ["mtp"]} | self.described
+
+    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
+        return sample(inputs, self.verify)
 
 
 def sample(inputs, verify) -> dict:

@@ -6,8 +6,6 @@ its floating-point formats. Declared is the rule ``floor``: the MX classes find 
 Install: ``make matrix PACKAGES=brevitas`` and add ``--adapter-python .venvs/brevitas``.
 """
 
-from importlib.metadata import version
-
 try:
     import torch
     from brevitas.nn import QuantLinear
@@ -18,7 +16,7 @@ except ImportError as error:
         "`make matrix PACKAGES=brevitas` and add `--adapter-python .venvs/brevitas`"
     ) from error
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from conformance.adapters._mx import Quantiser
 
 
 class MXFloat4Weight(MXFloat8e4m3Weight):
@@ -27,31 +25,16 @@ class MXFloat4Weight(MXFloat8e4m3Weight):
     bit_width, exponent_bit_width, mantissa_bit_width = 4, 2, 1
 
 
-class Brevitas:
-    protocol = 1
-
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": "brevitas",
-            "version": version("brevitas"),
-            "url": "https://github.com/Xilinx/brevitas",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": {"mx_scale_rule": "floor"},
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        if choices["mxfp8_element"] != "e4m3":
-            raise NotImplementedError("its MX classes have E4M3 elements only")
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
+class Brevitas(Quantiser):
+    package, url = "brevitas", "https://github.com/Xilinx/brevitas"
+    rule = "floor"
+    fp8 = {"e4m3": MXFloat8e4m3Weight}
 
     def fake_mxfp4(self, inputs, *, cotangents=None, forced=None) -> tuple:
         return self._fake(MXFloat4Weight, inputs["x"], cotangents)
 
     def fake_mxfp8(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        return self._fake(MXFloat8e4m3Weight, inputs["x"], cotangents)
+        return self._fake(self.element, inputs["x"], cotangents)
 
     def _fake(self, quantizer, x, cotangents) -> tuple:
         rows = torch.tensor(x, dtype=self.dtype).reshape(-1, x.shape[-1])

@@ -7,8 +7,6 @@ the element type. The package has no other rule, no E5M2 and no gradient; it rea
 Install: ``make matrix PACKAGES=compressed-tensors`` and add ``--adapter-python .venvs/compressed-tensors``.
 """
 
-from importlib.metadata import version
-
 import numpy as np
 
 try:
@@ -23,36 +21,23 @@ except ImportError as error:
         "`make matrix PACKAGES=compressed-tensors` and add `--adapter-python .venvs/compressed-tensors`"
     ) from error
 
+from conformance.adapters._mx import Quantiser
+from conformance.adapters._mx_pairs import apart, packed_of
+
 BLOCK = 32
 FP4, FP8 = (preset_name_to_scheme(name, ["Linear"]) for name in ("MXFP4A16", "MXFP8A16"))
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class CompressedTensors:
-    protocol = 1
-
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": "compressed-tensors",
-            "version": version("compressed-tensors"),
-            "url": "https://github.com/vllm-project/compressed-tensors",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": {"mx_scale_rule": "even"},
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        if choices["mxfp8_element"] != "e4m3":
-            raise NotImplementedError("its MXFP8 is E4M3 only")
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
+class CompressedTensors(Quantiser):
+    package, url = "compressed-tensors", "https://github.com/vllm-project/compressed-tensors"
+    rule = "even"
+    fp8 = {"e4m3": torch.float8_e4m3fn}
 
     def mxfp4(self, inputs, *, cotangents=None, forced=None) -> dict:
         rows, scales, _ = self._rows(inputs["x"], FP4)
         stored = MXFP4PackedCompressor.compress({"weight": rows, "weight_scale": scales}, FP4)
         packed = stored["weight_packed"].numpy()
-        return _encoded(stored, np.stack([packed & 15, packed >> 4], -1), inputs["x"].shape)
+        return _encoded(stored, apart(packed), inputs["x"].shape)
 
     def mxfp8(self, inputs, *, cotangents=None, forced=None) -> dict:
         rows, scales, _ = self._rows(inputs["x"], FP8)
@@ -61,8 +46,7 @@ class CompressedTensors:
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
         self._refuse_float32()
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
-        state = {"weight_packed": torch.tensor(packed), "weight_scale": torch.tensor(inputs["scales"])}
+        state = {"weight_packed": torch.tensor(packed_of(inputs)), "weight_scale": torch.tensor(inputs["scales"])}
         return {"values": MXFP4PackedCompressor.decompress(state, FP4)["weight"].float().numpy()}
 
     def mxfp8_decode(self, inputs, *, cotangents=None, forced=None) -> dict:

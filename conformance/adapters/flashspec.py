@@ -5,8 +5,6 @@ Install: ``make matrix`` (in an environment of its own), or as the error below s
 Both take log probabilities, hence ``sampled_from`` "logits"; random numbers as _uniforms.py says.
 """
 
-from importlib.metadata import version
-
 try:
     import torch
     from flashspec.sampling import rejection
@@ -16,24 +14,11 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/flashspec.txt"
     ) from error
 
-from conformance.adapters._uniforms import logarithm, sample
+from conformance.adapters._uniforms import Sampler, logarithm
 
 
-class FlashSpec:
-    protocol = 1
-
-    def describe(self) -> dict:
-        return {
-            "name": "flashspec",
-            "version": version("flashspec"),
-            "url": "https://pypi.org/project/flashspec/",
-            "formats": {"storage": "float32"},
-            "layouts": ["mtp"],
-            "sampled_from": "logits",
-        }
-
-    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
-        return sample(inputs, self.verify)
+class FlashSpec(Sampler):
+    package, url = "flashspec", "https://pypi.org/project/flashspec/"
 
     def verify(self, p, q, token) -> tuple:
         log_p, log_q = logarithm(p)[None, None], logarithm(q)[None, None]

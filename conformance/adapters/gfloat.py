@@ -16,6 +16,8 @@ except ImportError as error:
         "`--adapter-python .venv-peers`, or: pip install --no-deps gfloat==0.5.2 array-api-compat==1.16.0"
     ) from error
 
+from conformance.adapters._mx_pairs import codes_of
+
 BLOCK = 32
 FP4 = formats.format_info_mxfp4_e2m1
 FP8 = {"e4m3": formats.format_info_mxfp8_e4m3, "e5m2": formats.format_info_mxfp8_e5m2}
@@ -46,9 +48,7 @@ class GFloat:
         return _encode(self.fp8, inputs["x"])
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs.get("packed")
-        codes = inputs["codes"] if packed is None else np.stack([packed & 15, packed >> 4], -1)
-        return _decode(FP4, inputs["scales"], codes)
+        return _decode(FP4, inputs["scales"], codes_of(inputs))
 
     def mxfp8_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
         return _decode(self.fp8, inputs["scales"], inputs["codes"])

@@ -17,6 +17,8 @@ except ImportError as error:
         "`make matrix PACKAGES=ml-dtypes` and add `--adapter-python .venvs/ml-dtypes`"
     ) from error
 
+from conformance.adapters._mx_pairs import codes_of
+
 BLOCK = 32
 FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
@@ -38,9 +40,7 @@ class MLDtypes:
         self.fp8 = FP8[choices["mxfp8_element"]]
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs.get("packed")
-        codes = inputs["codes"] if packed is None else np.stack([packed & 15, packed >> 4], -1)
-        return _decode(codes.view(ml_dtypes.float4_e2m1fn), inputs["scales"])
+        return _decode(codes_of(inputs).view(ml_dtypes.float4_e2m1fn), inputs["scales"])
 
     def mxfp8_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
         return _decode(inputs["codes"].view(self.fp8), inputs["scales"])

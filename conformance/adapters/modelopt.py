@@ -6,10 +6,6 @@ both compute. There is no option for another rule, no E5M2 and, on a CPU, no fak
 Install: ``make matrix PACKAGES=nvidia-modelopt`` and add ``--adapter-python .venvs/nvidia-modelopt``.
 """
 
-from importlib.metadata import version
-
-import numpy as np
-
 try:
     import torch
     from modelopt.torch.quantization.qtensor import MXFP4QTensor, MXFP8QTensor
@@ -19,35 +15,21 @@ except ImportError as error:
         "`make matrix PACKAGES=nvidia-modelopt` and add `--adapter-python .venvs/nvidia-modelopt`"
     ) from error
 
+from conformance.adapters._mx import Quantiser
+from conformance.adapters._mx_pairs import apart, packed_of
+
 BLOCK = 32
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class ModelOpt:
-    protocol = 1
-
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": "nvidia-modelopt",
-            "version": version("nvidia-modelopt"),
-            "url": "https://github.com/NVIDIA/Model-Optimizer",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": {"mx_scale_rule": "rceil"},
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        if choices["mxfp8_element"] != "e4m3":
-            raise NotImplementedError("its MXFP8 is E4M3 only")
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
+class ModelOpt(Quantiser):
+    package, url = "nvidia-modelopt", "https://github.com/NVIDIA/Model-Optimizer"
+    rule = "rceil"
+    fp8 = {"e4m3": torch.float8_e4m3fn}
 
     def mxfp4(self, inputs, *, cotangents=None, forced=None) -> dict:
         x = torch.tensor(inputs["x"], dtype=self.dtype)
         stored, scales = MXFP4QTensor.quantize(x, BLOCK)
-        packed = stored._quantized_data.numpy()
-        codes = np.stack([packed & 15, packed >> 4], -1).reshape(x.shape)
+        codes = apart(stored._quantized_data.numpy())
         return {"scales": scales.numpy().reshape(*x.shape[:-1], -1), "codes": codes}
 
     def mxfp8(self, inputs, *, cotangents=None, forced=None) -> dict:
@@ -55,7 +37,7 @@ class ModelOpt:
         return {"scales": scales.numpy(), "codes": stored._quantized_data.view(torch.uint8).numpy()}
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
+        packed = packed_of(inputs)
         stored = MXFP4QTensor((*packed.shape[:-1], 2 * packed.shape[-1]), self.dtype, torch.tensor(packed))
         scales = torch.tensor(inputs["scales"]).reshape(-1, 1)  # as quantize returns them
         return _values(stored.dequantize(self.dtype, scale=scales, block_sizes={-1: BLOCK}))

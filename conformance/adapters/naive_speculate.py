@@ -23,23 +23,12 @@ except (ImportError, PackageNotFoundError, FileNotFoundError) as error:
         "torch==2.13.0 && pip install --no-deps --ignore-requires-python -r requirements/matrix/naive-speculate.txt"
     ) from error
 
-from conformance.adapters._uniforms import sample
+from conformance.adapters._uniforms import Sampler
 
 
-class NaiveSpeculate:
-    protocol = 1
-
-    def describe(self) -> dict:
-        return {
-            "name": "naive-speculate",
-            "version": PACKAGE.version,
-            "url": "https://pypi.org/project/naive-speculate/",
-            "formats": {"storage": "float32"},
-            "layouts": ["mtp"],
-        }
-
-    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
-        return sample(inputs, self.verify)
+class NaiveSpeculate(Sampler):
+    package, url = "naive-speculate", "https://pypi.org/project/naive-speculate/"
+    described = {}
 
     def verify(self, p, q, token) -> tuple:
         rejected, resampled = utils.speculative_sampling(torch.stack([p, p]), q[None], torch.tensor([token]))

@@ -3,8 +3,6 @@
 Install: as nemo_automodel.py. It takes logits, hence ``sampled_from``; random numbers as _uniforms.py says.
 """
 
-from importlib.metadata import version
-
 try:
     import torch
     from nemo_automodel.components.speculative.eagle.msd_decode import verify_stochastic_chain
@@ -15,24 +13,12 @@ except ImportError as error:
         "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
-from conformance.adapters._uniforms import logarithm, sample
+from conformance.adapters._uniforms import Sampler, logarithm
 
 
-class Sampling:
-    protocol = 1
-
-    def describe(self) -> dict:
-        return {
-            "name": "nemo_automodel",
-            "version": version("nemo-automodel"),
-            "url": "https://github.com/NVIDIA-NeMo/Automodel",
-            "formats": {"storage": "float32"},
-            "layouts": ["mtp"],
-            "sampled_from": "logits",
-        }
-
-    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
-        return sample(inputs, self.verify)
+class Sampling(Sampler):
+    package, url = "nemo-automodel", "https://github.com/NVIDIA-NeMo/Automodel"
+    name = "nemo_automodel"
 
     def verify(self, p, q, token) -> tuple:
         target, draft = (torch.stack([logarithm(law)] * 2) for law in (p, q))  # a row for the token after it as well

@@ -6,7 +6,6 @@ Install: ``make matrix PACKAGES=amd-quark`` and add ``--adapter-python .venvs/am
 """
 
 import sys
-from importlib.metadata import version
 
 try:
     import torch
@@ -18,32 +17,17 @@ except ImportError as error:
         "`make matrix PACKAGES=amd-quark` and add `--adapter-python .venvs/amd-quark`"
     ) from error
 
+from conformance.adapters._mx import Quantiser
+
 sys.setrecursionlimit(2000)  # as torch's compiler does at its first use; done here, no call leaves the process changed
-FP8 = {"e4m3": OCP_MXFP8E4M3Spec, "e5m2": OCP_MXFP8E5M2Spec}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class Quark:
-    protocol = 1
+class Quark(Quantiser):
+    package, url = "amd-quark", "https://github.com/amd/quark"
+    fp8 = {"e4m3": OCP_MXFP8E4M3Spec, "e5m2": OCP_MXFP8E5M2Spec}
 
     def __init__(self, rule: str):
         self.rule = rule
-
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": "amd-quark",
-            "version": version("amd-quark"),
-            "url": "https://github.com/amd/quark",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": {"mx_scale_rule": self.rule},
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        self.fp8 = FP8[choices["mxfp8_element"]]
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
 
     def fake_mxfp4(self, inputs, *, cotangents=None, forced=None) -> tuple:
         if self.rule == "even" and self.dtype is torch.bfloat16:
@@ -51,7 +35,7 @@ class Quark:
         return self._fake(OCP_MXFP4Spec, inputs["x"], cotangents)
 
     def fake_mxfp8(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        return self._fake(self.fp8, inputs["x"], cotangents)
+        return self._fake(self.element, inputs["x"], cotangents)
 
     def _fake(self, specification, x, cotangents) -> tuple:
         made = specification(ch_axis=-1, is_dynamic=True, scale_calculation_mode=self.rule).to_quantization_spec()

@@ -6,7 +6,6 @@ The class loads two language models from a hub when it is made, so it is made wi
 a function that gives log p at every position. Hence ``sampled_from``; random numbers as _uniforms.py says.
 """
 
-from importlib.metadata import version
 from types import SimpleNamespace
 
 try:
@@ -18,24 +17,11 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/specdec.txt"
     ) from error
 
-from conformance.adapters._uniforms import logarithm, sample
+from conformance.adapters._uniforms import Sampler, logarithm
 
 
-class SpecDec:
-    protocol = 1
-
-    def describe(self) -> dict:
-        return {
-            "name": "specdec",
-            "version": version("specdec"),
-            "url": "https://pypi.org/project/specdec/",
-            "formats": {"storage": "float32"},
-            "layouts": ["mtp"],
-            "sampled_from": "logits",
-        }
-
-    def speculative_sample(self, inputs, *, cotangents=None, forced=None) -> dict:
-        return sample(inputs, self.verify)
+class SpecDec(Sampler):
+    package, url = "specdec", "https://pypi.org/project/specdec/"
 
     def verify(self, p, q, token) -> tuple:
         decoder, prompt = SpecDecoder.__new__(SpecDecoder), torch.zeros(1, 1, dtype=torch.long)

@@ -13,7 +13,6 @@ import numpy as np
 
 try:
     import torch
-    import torchao
     from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_dtype, to_mx
 except ImportError as error:
     raise ImportError(
@@ -21,50 +20,32 @@ except ImportError as error:
         "`--adapter-python .venv-peers`, or: pip install torch==2.13.0 torchao==0.18.0"
     ) from error
 
+from conformance.adapters._mx import Quantiser
+from conformance.adapters._mx_pairs import apart, packed_of
+
 BLOCK = 32
 FP4 = torch.float4_e2m1fn_x2
-FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class TorchAO:
-    protocol = 1
+class TorchAO(Quantiser):
+    package, url = "torchao", "https://github.com/pytorch/ao"
 
     def __init__(self, rule: str):
-        self.declared = {"mx_scale_rule": rule}
-
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": "torchao",
-            "version": torchao.__version__,
-            "url": "https://github.com/pytorch/ao",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": self.declared,
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        self.rule = ScaleCalculationMode(choices["mx_scale_rule"])
-        self.fp8 = FP8[choices["mxfp8_element"]]
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
+        self.rule, self.mode = rule, ScaleCalculationMode(rule)
 
     def mxfp4(self, inputs, *, cotangents=None, forced=None) -> dict:
-        scales, packed = to_mx(self._tensor(inputs["x"]), FP4, BLOCK, self.rule)
-        packed = packed.view(torch.uint8).numpy()
-        return {"scales": _bytes(scales), "codes": np.stack([packed & 15, packed >> 4], -1).reshape(inputs["x"].shape)}
+        scales, packed = to_mx(self._tensor(inputs["x"]), FP4, BLOCK, self.mode)
+        return {"scales": _bytes(scales), "codes": apart(_bytes(packed))}
 
     def mxfp8(self, inputs, *, cotangents=None, forced=None) -> dict:
-        scales, codes = to_mx(self._tensor(inputs["x"]), self.fp8, BLOCK, self.rule)
+        scales, codes = to_mx(self._tensor(inputs["x"]), self.element, BLOCK, self.mode)
         return {"scales": _bytes(scales), "codes": _bytes(codes)}
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
-        return self._decode(torch.tensor(packed), inputs["scales"], FP4)
+        return self._decode(torch.tensor(packed_of(inputs)), inputs["scales"], FP4)
 
     def mxfp8_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        return self._decode(torch.tensor(inputs["codes"]).view(self.fp8), inputs["scales"], self.fp8)
+        return self._decode(torch.tensor(inputs["codes"]).view(self.element), inputs["scales"], self.element)
 
     def _decode(self, elements, scales, element_type) -> dict:
         scales = torch.tensor(scales).view(torch.float8_e8m0fnu)

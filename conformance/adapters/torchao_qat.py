@@ -11,7 +11,6 @@ Install: ``make matrix PACKAGES=torchao`` and add ``--adapter-python .venvs/torc
 
 try:
     import torch
-    import torchao
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
     from torchao.prototype.qat import MXFakeQuantizeConfig, MXFakeQuantizedLinear
 except ImportError as error:
@@ -20,38 +19,27 @@ except ImportError as error:
         "and add `--adapter-python .venvs/torchao`, or: pip install torch==2.13.0 torchao==0.18.0"
     ) from error
 
+from conformance.adapters._mx import Quantiser
+
 BLOCK = 32
-FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class TorchAOTraining:
-    protocol = 1
+class TorchAOTraining(Quantiser):
+    package, url = "torchao", "https://github.com/pytorch/ao"
+    rule = MXFakeQuantizeConfig().scaling_mode.value
 
     def __init__(self, operand: str):
         self.operand = operand
 
-    def describe(self) -> dict:
-        formats = {name: {"storage": name, "accumulate": "float32"} for name in DTYPES}
-        return {
-            "name": f"torchao, {self.operand} of its quantisation-aware linear layer",
-            "version": torchao.__version__,
-            "url": "https://github.com/pytorch/ao",
-            "formats": formats["float32"],
-            "policies": formats,
-            "choices": {"mx_scale_rule": MXFakeQuantizeConfig().scaling_mode.value},
-            "layouts": ["mtp"],
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        self.fp8 = FP8[choices["mxfp8_element"]]
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
+    @property
+    def name(self) -> str:
+        return f"torchao, {self.operand} of its quantisation-aware linear layer"
 
     def fake_mxfp4(self, inputs, *, cotangents=None, forced=None) -> tuple:
         return self._fake(MXFakeQuantizeConfig(), inputs["x"], cotangents)
 
     def fake_mxfp8(self, inputs, *, cotangents=None, forced=None) -> tuple:
-        return self._fake(MXFakeQuantizeConfig(dtype=self.fp8), inputs["x"], cotangents)
+        return self._fake(MXFakeQuantizeConfig(dtype=self.element), inputs["x"], cotangents)
 
     def _fake(self, config, x, cotangents) -> tuple:
         blocks = torch.tensor(x, dtype=self.dtype).reshape(-1, BLOCK)

@@ -22,6 +22,7 @@ except ImportError as error:
     ) from error
 
 from conformance.adapters._kimi_k3 import by_module
+from conformance.adapters._mx_pairs import packed_of
 from conformance.adapters._uniforms import logarithm, sample
 from conformance.torch_helper import TorchAdapter, stage
 
@@ -51,7 +52,7 @@ class Transformers(TorchAdapter):
         return {"weights": weights.reshape(shape)}, {"experts": ids.reshape(shape)}
 
     def mxfp4_decode(self, inputs, *, cotangents=None, forced=None) -> dict:
-        packed = inputs["packed"] if "packed" in inputs else inputs["codes"][..., ::2] | inputs["codes"][..., 1::2] << 4
+        packed = packed_of(inputs)
         blocks = torch.tensor(packed).reshape(1, -1, inputs["scales"].shape[-1], 16)
         scales = torch.tensor(inputs["scales"]).reshape(1, -1, inputs["scales"].shape[-1])
         values = convert_moe_packed_tensors(blocks, scales, dtype=self.dtype)[0].T  # [rows, elements]
