@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance.loading import load as load
+from conformance.losses import LOSSES, declared
 from conformance.pattern import Pattern
 from reference.config import Choices, DraftConfig
 
@@ -26,7 +27,7 @@ EXTENSION_TYPES = ("bfloat16", "float8_", "float6_", "float4_")  # NumPy dtypes 
 METHODS = (
     "align", "mxfp4", "mxfp8", "mxfp4_decode", "mxfp8_decode", "fake_mxfp4", "fake_mxfp8", "fusion", "draft_input",
     "situ_glu", "attention", "mla", "route", "moe", "shared_experts", "dense_mlp", "draft_layer", "head", "lk_loss",
-    "unroll", "pattern", "draft_sequence", "speculative_sample",
+    *LOSSES, "unroll", "pattern", "draft_sequence", "speculative_sample",
 )  # fmt: skip
 
 
@@ -119,6 +120,8 @@ class Description:
         formats = _complete(formats, "describe()['formats']") if formats is not None else next(iter(policies.values()))
         if "pattern" in said:
             Pattern.of(said["pattern"])
+        if "losses" in said:
+            declared(said["losses"])
         documents = _expect(said.pop("documents", True), bool, "describe()['documents']", "True or False")
         return cls(name, version, url, formats, choices, layouts, policies, documents, said)
 

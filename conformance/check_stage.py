@@ -9,8 +9,9 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
 from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
-from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts, width
-from conformance.operands import ENTRIES, FEW, of_nodes, of_sum, operand
+from conformance.compare import Bias, Comparison, Mismatch, compare, width
+from conformance.decisions import Decisions, Illegal, first_of, illegal_experts, judge_experts
+from conformance.operands import ENTRIES, FEW, listed, of_gradient, of_nodes, operand
 from conformance.shrink import minimize, rounded, shown
 from conformance.stages import STEP, Stage
 from reference import mx
@@ -28,7 +29,7 @@ IDENTITY = Op(lambda x: x, lambda x, y, d_y: (d_y,))
 GRADIENT_POINTS = {"draft_logits": (STEP, "logits")}
 OPTIONAL_GRADIENTS = {"fusion": ("low", "mid", "high")}  # the target's features: returned or not, not judged
 ALL_OF_IT = 1.0  # a bound as wide as the quantity itself would pass zeros
-FROZEN_INPUTS = {"lk_loss": ("target_logits",)}  # the target gets no gradient (spec.md section 5)
+TARGET = "target_logits"  # the target gets no gradient (spec.md section 5)
 
 
 @dataclass
@@ -44,6 +45,7 @@ class StageRun:
     expected: dict = field(default_factory=dict)
     grads: dict = field(default_factory=dict)
     decisions: dict = field(default_factory=dict)
+    illegal: dict = field(default_factory=dict)  # of each decision the first that rounding does not allow
     addends: dict = field(default_factory=dict)  # of each gradient: consumer and contribution
     uncertain: bool = False  # a decision that was not returned could have gone either way
 
@@ -141,7 +143,7 @@ class StageRun:
     def operands(self, key: Key, index: tuple) -> list[dict]:
         """Of an element of the value at ``key``: entries of the method's arrays."""
         inputs = {name: name for name in self.forward_plain if isinstance(name, str)} | self.stage.inputs
-        few = FEW if self.stage.name == "lk_loss" else ENTRIES
+        few = FEW if "draft_logits" in self.stage.inputs else ENTRIES
         return of_nodes(self.nodes, self.forward_plain, key, index, inputs, few)
 
     def pinned(self, node, values: dict, ours):
@@ -160,8 +162,19 @@ class StageRun:
             raise Mismatch(f"{name}.codes has shape {theirs.shape}; wanted {ours.shape}")
         flipped = theirs != ours.value
         legal = np.abs(theirs - ours.value) <= ours.bound()
+        if (~legal).any():
+            at = first_of(legal)
+            self.illegal[name] = self.illegal_value(node.key, at, theirs[at], ours[at])
         self.note(name, flipped, legal)
         return np.where(legal, Running(theirs), ours)
+
+    def illegal_value(self, key: Key, at: tuple, theirs: float, ours: Running) -> Illegal:
+        """An MX value that no rounding of what the oracle quantised leads to."""
+        wanted, bound = float(ours.value), float(ours.bound())
+        ratio = abs(theirs - wanted) / bound if bound and np.isfinite(theirs) else np.inf
+        sentence = f"{list(at)} stands for {theirs:.9g}, wanted {wanted:.9g}"
+        compared = Comparison(float(ratio), 1, at, float(theirs), wanted, bound)
+        return Illegal(at, sentence, compared, listed(self.operands, key, at))
 
     def pinned_experts(self, scores, bias, ours):
         theirs, count = self.result.decisions.get("experts"), self.case.config.num_experts_per_token
@@ -171,14 +184,14 @@ class StageRun:
             self.uncertain = bool(np.any(gap <= 2 * exact(scores).bound().max(-1)))
             return ours
         flipped, legal = judge_experts(theirs, scores, bias, count, self.formats)
+        if (~legal).any():
+            self.illegal["experts"] = illegal_experts(theirs, scores, bias, legal, self.formats)
         self.note("experts", flipped, legal)
         return np.where(legal[..., None], theirs, ours)
 
     def note(self, name: str, flipped, legal) -> None:
-        decisions = Decisions()
-        decisions.add(np.asarray(flipped), np.asarray(legal))
-        bad = np.argwhere(flipped & ~legal)
-        self.decisions[name] = (decisions, tuple(bad[0]) if len(bad) else ())
+        self.decisions[name] = Decisions()
+        self.decisions[name].add(np.asarray(flipped), np.asarray(legal))
 
     def backward(self, values: dict) -> None:
         self.addends = {}  # its own, as ``replace`` would share it
@@ -201,10 +214,7 @@ class StageRun:
 
     def gradient_operands(self, name: str, index: tuple) -> list[dict]:
         """The contributions that add up to an element of a gradient."""
-        stem, _, rest = name.partition(".experts.")
-        e, _, kind = rest.partition(".")
-        key, index = (f"{stem}.experts.{kind}", (int(e), *index)) if rest else (self.gradient_key(name), index)
-        return of_sum(self.addends.get(key, []), index)
+        return of_gradient(self.addends, name if ".experts." in name else self.gradient_key(name), index)
 
     def expected_gradient(self, name: str) -> Running:
         stem, _, rest = name.partition(".experts.")
@@ -237,7 +247,7 @@ def differentiable(stage: Stage, choices: Choices, case: Case) -> tuple[list[str
     run = StageRun(None, stage, case, choices, "", 0)
     params = make_parameters(case, choices, "float64", 0)
     seen = {run.seen_name(n): n in frozen for n in params if n.startswith(stage.parameters or ("//",))}
-    fixed = FROZEN_INPUTS.get(stage.name, ())
+    fixed = (TARGET,) if TARGET in stage.inputs else ()
     activations = [n for n in stage.inputs if n not in ("tokens", *fixed, *OPTIONAL_GRADIENTS.get(stage.name, ()))]
     required = activations + [n for n, is_frozen in seen.items() if not is_frozen]
     return required, [*(n for n, is_frozen in seen.items() if is_frozen), *fixed]
@@ -251,7 +261,7 @@ def check_output(run: StageRun, name: str) -> dict:
     key = run.stage.outputs[name]
     found = compared(f"{run.stage.name}.{name}", actual, exact(run.oracle.expected[key]), key, run)
     found = verdict.with_operands(found, lambda index: run.operands(key, index))
-    if found["verdict"] == "fail" and found["worst"] and run.stage.name == "lk_loss":
+    if found["verdict"] == "fail" and found["worst"] and found["worst"]["index"] and "draft_logits" in run.stage.inputs:
         with suppress(AdapterCrash, AdapterTimeout):  # the call that was judged did come back
             found["message"] += smallest_slot(run, found["worst"]["index"])
     return found
@@ -265,16 +275,12 @@ def smallest_slot(run: StageRun, index: list) -> str:
 
     def fails(pair: np.ndarray) -> bool:
         arrays = {"draft_logits": pair[:1], "target_logits": pair[1:], "draft_to_target": None}
-        trial = replace(run, expected={}, grads={}, decisions={})
+        arrays["mask"] = np.ones(1, bool)
+        trial = replace(run, expected={}, grads={}, decisions={}, illegal={})
         trial.__dict__.update(arrays=arrays, cotangents={"loss": np.ones(1)})
         try:
-            actual = trial.result.outputs["loss"]
-            return (
-                compared("loss", actual, exact(trial.oracle.expected[(STEP, "lk_loss")]), (STEP, "lk_loss"), trial)[
-                    "verdict"
-                ]
-                == "fail"
-            )
+            actual, key = trial.result.outputs["loss"], run.stage.outputs["loss"]
+            return compared("loss", actual, exact(trial.oracle.expected[key]), key, trial)["verdict"] == "fail"
         except (AdapterCrash, AdapterTimeout):
             raise
         except (AdapterError, NotOffered):
@@ -298,8 +304,16 @@ def compared(what: str, actual, expected: Running, point, run: StageRun, biased:
     if biased and expected.ndim:
         bias = Bias.empty()
         bias.add(np.asarray(actual, float), expected, point, run.formats, None)
-    wide = width(expected, point, run.formats) if comparison.ok else 0.0
+    wide = width_of(run, expected, point) if comparison.ok else 0.0
     return verdict.of_comparison(what, comparison, bias, wide if wide >= ALL_OF_IT else None)
+
+
+def width_of(run: StageRun, expected: Running, point) -> float:
+    """Slots of logits are problems of their own, some of them all ties: the width of the slot in the middle."""
+    if "draft_logits" not in run.stage.inputs or expected.ndim < 2:
+        return width(expected, point, run.formats)
+    rows = expected.reshape(-1, expected.shape[-1])
+    return float(np.median([width(rows[i], point, run.formats) for i in range(len(rows))]))
 
 
 def check_gradient(run: StageRun, names: list[str]) -> dict:
@@ -339,7 +353,7 @@ def check_decision(run: StageRun, name: str) -> dict:
         return verdict.failed(str(mismatch))
     if noted is None:
         return verdict.not_offered(f"{run.stage.name} returned no decision {name}")
-    return verdict.of_decisions(f"{run.stage.name}: {name}", *noted)
+    return verdict.of_decisions(f"{run.stage.name}: {name}", noted, run.illegal.get(name))
 
 
 def log_ratio(run: StageRun) -> Running:
@@ -362,8 +376,17 @@ def check_below(run: StageRun) -> dict:
     decisions, flipped = Decisions(), theirs != ours
     legal = np.abs(gap.value) <= gap.bound()
     decisions.add(flipped, legal)
-    bad = np.argwhere(flipped & ~legal)
-    return verdict.of_decisions("lk_loss: below", decisions, tuple(bad[0]) if len(bad) else ())
+    return verdict.of_decisions("lk_loss: below", decisions, illegal_below(run, gap, flipped & ~legal))
+
+
+def illegal_below(run: StageRun, gap: Running, wrong: np.ndarray) -> Illegal | None:
+    if not wrong.any():
+        return None
+    at = first_of(~wrong)
+    apart, bound = float(gap.value[at]), float(gap.bound()[at])
+    sentence = f"{list(at)} says that q {'>=' if apart < 0 else '<'} p, but log q - log p is {apart:.9g}"
+    rows = [operand(name, run.arrays[name], [at]) for name in ("draft_logits", "target_logits")]
+    return Illegal(at, sentence, Comparison(abs(apart) / bound if bound else np.inf, 1, at, 0.0, apart, bound), rows)
 
 
 def check_gradient_set(run: StageRun) -> dict:

@@ -8,15 +8,17 @@ import numpy as np
 from conformance import outcome as verdict
 from conformance.adapter import AdapterError, NotOffered
 from conformance.cases import Case, handed_over, make_inputs, make_parameters
-from conformance.compare import BIAS_LIMIT, Comparison, Decisions, Mismatch, compare, judge_experts, width
+from conformance.compare import BIAS_LIMIT, Comparison, Mismatch, compare, width
+from conformance.decisions import Decisions, judge_experts, near_best
 from conformance.growth import growth
+from conformance.operands import of_gradient, of_node
 from conformance.outcome import UNDECIDED_WIDTH
-from conformance.trace import Edge, Walk, Walker, near_best
+from conformance.trace import Edge, Walk, Walker
 from reference import graph as walks
 from reference.bounds import arithmetic
 from reference.config import Choices, frozen_parameters, trained_parameters
 from reference.graph import Node
-from reference.layer import graph
+from reference.layer import EXPERT_WEIGHTS, graph
 from reference.loss import lk_loss_backward, total_loss
 from reference.ops import Op, log_softmax
 from reference.running import Running, exact, lifted
@@ -80,13 +82,17 @@ class UnrollRun:
         result = self.answer()
         return bool(result.grads) or any(name.endswith(".grad") for name in result.trace)
 
+    @cached_property
+    def stacked(self) -> dict:
+        return stacked_parameters(self.params, self.case.config, self.choices)
+
     # End to end: the oracle runs on its own, with the implementation's legal decisions pinned.
     @cached_property
     def oracle(self) -> dict:
         """The whole step in Running numbers; ``uncertain`` if a decision could go either way."""
         config, choices = self.case.config, self.choices
         nodes = [self.with_mask(node) for node in graph(config, choices)]
-        values = lifted(stacked_parameters(self.params, config, choices) | step_inputs(self.inputs, config, choices))
+        values = lifted(self.stacked | step_inputs(self.inputs, config, choices))
         with arithmetic(self.formats):
             pins = self.pinned()
             for node in nodes:
@@ -94,10 +100,13 @@ class UnrollRun:
                 if node.key in pins:
                     values[node.key] = self.kept(node, values, pins[node.key])
             uncertain = self.uncertain(nodes, values)
-            cotangents = {(0, "total_loss"): Running(np.ones(()))}
-            walks.backward(nodes, values, cotangents)
+            cotangents, addends = {(0, "total_loss"): Running(np.ones(()))}, {}
+            walks.backward(nodes, values, cotangents, addends)
             grads = parameter_gradients(cotangents, values, config, choices)
-        return {"values": values, "grads": grads, "uncertain": uncertain}
+        kept = {name: parts for name, parts in addends.items() if name in self.stacked}
+        if choices.ste == "identity":  # straight through the quantiser of the weights to what uses them
+            kept |= {name: addends.get((0, f"expert_weights.{w}"), []) for w, name in EXPERT_WEIGHTS.items()}
+        return {"values": values, "grads": grads, "addends": kept, "uncertain": uncertain}
 
     def with_mask(self, node: Node) -> Node:
         """The LK mask q < p is a decision too: take it from the logits that were recorded."""
@@ -257,14 +266,15 @@ def edge_outcome(edge: Edge, stage: str, quantity: str) -> dict:
     if worst:
         worst["operands"] = edge.operands
     where = f"step {step}, " if step else ""
-    message = edge.fault or (f"{where}{stage}: illegal choices" if edge.decisions else "")
-    message = message or where + verdict.exceeds(f"{stage} ({quantity})", edge.comparison)
+    illegal = f"{where}{stage}: {edge.illegal.message}" if edge.illegal else ""
+    message = edge.fault or illegal or where + verdict.exceeds(f"{stage} ({quantity})", edge.comparison)
     if edge.why:
         message += f"; {edge.why}"
     if edge.hidden:
         message += f"; not recorded on the way, so the fault may lie there: {', '.join(edge.hidden)}"
     blamed_step, blamed = edge.blame or (step, edge.stage)
-    fields = {"ratio": ratio, "worst": worst, "first_step": blamed_step or step}
+    fields = {"ratio": ratio, "worst": worst} | (verdict.of_illegal(edge.illegal, step) if edge.illegal else {})
+    fields["first_step"] = blamed_step or step
     return verdict.failed(message, **fields) | {"rank": list(rank(edge)), "blamed": BLAMED.get(blamed, blamed)}
 
 
@@ -349,13 +359,22 @@ def check_end_to_end(run: UnrollRun, what: str) -> dict:
         return missing if what == "total_loss" else verdict.not_offered(f"unroll returned no {what}")
     steps, values = range(1, run.case.config.num_steps + 1), run.oracle["values"]
     if what == "total_loss":
-        judged = end_outcome(run, what, actual, exact(values[(0, "total_loss")]), (0, "total_loss"))
+        key = (0, "total_loss")
+        judged = end_outcome(run, what, actual, exact(values[key]), key, lambda index: made_of(run, key, index))
         return judged | {"growth": growth(run)}
     key = "step_loss" if what == "step_losses" else "lk_loss"
     expected = np.stack([exact(values[(k, key)]) for k in steps])
     supervised = np.stack([values[(k, "supervised")] for k in steps])
     valid = supervised if what == "slot_losses" else None
-    return end_outcome(run, what, actual, expected, (1, key), valid)
+    return end_outcome(
+        run, what, actual, expected, (1, key), lambda index: made_of(run, (index[0] + 1, key), index[1:]), valid
+    )
+
+
+def made_of(run: UnrollRun, key: tuple, index: tuple) -> list[dict]:
+    """What the oracle's own run made an element of a loss of."""
+    node = next(node for node in graph(run.case.config, run.choices) if node.key == key)
+    return of_node(node, run.oracle["values"], index)
 
 
 def check_gradients(run: UnrollRun, names: list[str]) -> dict:
@@ -368,12 +387,14 @@ def check_gradients(run: UnrollRun, names: list[str]) -> dict:
         if given.get(name) is None:
             return verdict.failed(f"the gradient of {name} is absent; wanted an array")
         expected = exact(run.oracle["grads"][name])
-        one = end_outcome(run, f"gradient of {name}", given[name], expected, "gradient")
+        addends = lambda index, n=name: of_gradient(run.oracle["addends"], n, index)  # noqa: E731
+        one = end_outcome(run, f"gradient of {name}", given[name], expected, "gradient", addends)
         found = one if found is None else verdict.worse(found, one)
     return found
 
 
-def end_outcome(run: UnrollRun, what: str, actual, expected: Running, point, valid=None) -> dict:
+def end_outcome(run: UnrollRun, what: str, actual, expected: Running, point, operands, valid=None) -> dict:
+    """``operands``: those of the element at an index."""
     try:
         comparison: Comparison = compare(what, actual, expected, point, run.formats, valid)
     except Mismatch as mismatch:
@@ -385,7 +406,8 @@ def end_outcome(run: UnrollRun, what: str, actual, expected: Running, point, val
     finite = bool(np.isfinite(np.asarray(actual, float)[... if valid is None else valid]).all())
     if not finite:
         return verdict.failed(f"{what} is not finite", ratio=float("inf"))
-    return verdict.of_comparison(what, comparison, width=width(expected, point, run.formats))
+    found = verdict.of_comparison(what, comparison, width=width(expected, point, run.formats))
+    return verdict.with_operands(found, operands)
 
 
 def check_draft_sequence(subject, case: Case, choices: Choices, policy: str, seed: int, what: str) -> dict:

@@ -15,6 +15,7 @@ from conformance import check_stage as staged
 from conformance import check_unroll as unrolled
 from conformance.adapter import Description
 from conformance.cases import Case, cases_for, unroll_cases
+from conformance.losses import loss_stages
 from conformance.outcome import dump
 from conformance.stages import FIRST, FIRST_STEP, STAGES, Stage
 from conformance.trace import DECISION_STAGES, is_boundary
@@ -62,7 +63,8 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
         for policy in policies or description.policies:
             for case in cases_for(choices):
                 at = Place(layout, policy, case, choices, seed)
-                checks += [*stage_checks(at), *trace_checks(at), *end_checks(at)]
+                losses = loss_stages(description.extra.get("losses", {}))
+                checks += [*stage_checks(at, [*STAGES, *losses]), *trace_checks(at), *end_checks(at)]
             at = Place(layout, policy, cases_for(choices)[0], choices, seed)
             checks += exact_checks(at)
             if "pattern" in description.extra and layout == PATTERN_LAYOUT:
@@ -116,9 +118,9 @@ def grouped(names: list[str]) -> dict[str, list[str]]:
 # -- stage checks -----------------------------------------------------------------------------------------------------
 
 
-def stage_checks(at: Place) -> list[Check]:
+def stage_checks(at: Place, stages: list[Stage]) -> list[Check]:
     checks = []
-    for position, stage in enumerate(STAGES):
+    for position, stage in enumerate(stages):
         if at.layout in stage.layouts:
             checks += method_checks(at, stage, position, at.case.name)
             if stage.name in FIRST_STEP and at.case.name in FIRST_CASES:

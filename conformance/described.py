@@ -5,6 +5,7 @@ The one source of ``conform stages``, ``conform explain`` and the documentation 
 
 from dataclasses import dataclass
 
+from conformance.losses import LOSSES
 from conformance.stages import STAGES
 from conformance.trace import is_boundary
 from reference.config import Choices, DraftConfig
@@ -64,6 +65,10 @@ OTHERS = (
         (),
         (),
         ("eagle3",),
+    ),
+    *(
+        (name, equation, source, ("draft_logits", "target_logits", "mask"), ("loss",))
+        for name, (equation, source) in LOSSES.items()
     ),
     (
         "draft_sequence",

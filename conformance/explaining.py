@@ -7,6 +7,7 @@ from conformance.cases import unroll_cases
 from conformance.check_exact import MX_CASES, SILENT
 from conformance.described import find
 from conformance.hunted import hunted
+from conformance.losses import LOSSES
 from conformance.results import repeat_command
 from conformance.stages import FIRST
 
@@ -103,7 +104,8 @@ def names() -> list[tuple[str, str]]:
     from conformance.checks import plan
 
     return list(dict.fromkeys((c.stage, c.quantity) for c in plan(Description.from_dict({
-        "name": "any", "formats": {"storage": "float32"}, "pattern": {"step_weights": [1] * 7}}))))  # fmt: skip
+        "name": "any", "formats": {"storage": "float32"}, "pattern": {"step_weights": [1] * 7},
+        "losses": {name: {} for name in LOSSES}}))))  # fmt: skip
 
 
 def explain(check_id: str, adapter: str, seed: int) -> str:

@@ -369,6 +369,36 @@ FAULTS = (
         "difference quotients of the total loss along the gradient itself and a random direction",
     ),
     Fault(
+        ("hybrid_loss.*",),
+        "the weight of the hybrid is not detached, or the mean's where declared as each slot's",
+        "SpecForge 4e9b1e4a; Automodel #3032",
+        "slots of very different overlap; the gradient with the weight held",
+    ),
+    Fault(
+        ("kl_loss.*", "reverse_kl_loss.*", "js_loss.*", "hybrid_loss.*"),
+        "the divergence runs the other way, or is given probabilities for log-probabilities",
+        "ProDA #20, #43; aprender #2153",
+        "laws that differ much, so that both directions do",
+    ),
+    Fault(
+        ("soft_ce_loss.*", "hybrid_loss.*", "kl_loss.*"),
+        "the mean is divided once more, or taken over other slots than declared",
+        "easydistill #16; EAGLE #340; SpecForge #705",
+        "every third slot outside the mask",
+    ),
+    Fault(
+        ("kl_loss.*", "reverse_kl_loss.*", "js_loss.*", "soft_ce_loss.*"),
+        "the logarithm of a probability that has vanished",
+        "own",
+        "disjoint peaks, 200 above the rest in the extreme case",
+    ),
+    Fault(
+        ("tv_loss.*",),
+        "the sum of absolute differences without the half, or a sign of its own in the gradient",
+        "own",
+        "slots that are equal, and equal in half of their tokens",
+    ),
+    Fault(
         ("*.frozen",),
         "what is frozen is trained all the same",
         "speculators #593; Automodel #2369; SpecForge #212",

@@ -84,7 +84,7 @@ def of_node(node: Node, values: dict, index: tuple) -> list[dict]:
     y = node.op.forward(*inputs)
     derivatives = node.op.backward(*inputs, y, one_at(index, np.shape(y)))
     triples = [(named(key), x, d) for key, x, d in zip(node.inputs, inputs, derivatives, strict=True)]
-    return decisive(triples, index, FEW if node.key[1] == "lk_loss" else ENTRIES)
+    return decisive(triples, index, FEW if node.key[1] in ("lk_loss", "slot_loss") else ENTRIES)
 
 
 def of_nodes(nodes: list, values: dict, key: Key, index: tuple, inputs: dict[str, Key], entries: int) -> list[dict]:
@@ -99,6 +99,15 @@ def of_sum(parts: list, index: tuple) -> list[dict]:
     addends = [(consumer, plain(d)) for consumer, d in parts if d.ndim == len(index)]
     names = [f"contribution of {named(consumer) if consumer else 'the loss'}" for consumer, _ in addends]
     return [operand(name, d, [index]) for name, (_, d) in zip(names, addends, strict=True)][:ENTRIES]
+
+
+def of_gradient(addends: dict, name: Key, index: tuple) -> list[dict]:
+    """The addends of an element of a gradient; those of an expert's weight are of all experts' at once."""
+    stem, _, rest = name.partition(".experts.") if isinstance(name, str) else (name, "", "")
+    if rest:
+        expert, _, kind = rest.partition(".")
+        name, index = f"{stem}.experts.{kind}", (int(expert), *index)
+    return of_sum(addends.get(name, []), index)
 
 
 def of_block(x: np.ndarray, scales: np.ndarray, index: tuple, of_scale: bool = False) -> list[dict]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.compare import BIAS_LIMIT, Bias, Comparison, Decisions
+from conformance.compare import BIAS_LIMIT, Bias, Comparison
+from conformance.decisions import Decisions, Illegal
 from conformance.operands import listed
 
 UNDECIDED_WIDTH = 0.1  # a bound wider than a tenth of the quantity (2-norm) decides nothing
@@ -66,13 +67,21 @@ def exceeds(what: str, comparison: Comparison) -> str:
     )
 
 
-def of_decisions(what: str, decisions: Decisions, where: tuple = ()) -> dict:
+def of_decisions(what: str, decisions: Decisions, illegal: Illegal | None = None) -> dict:
+    """``illegal`` is the first of those that rounding does not allow."""
     fields = {"decisions": decisions.to_dict(), "compared": decisions.total}
     if decisions.illegal:
-        at = f", first at {[int(i) for i in where]}" if len(where) else ""
-        message = f"{what}: {decisions.illegal} of {decisions.total} differ beyond what rounding allows{at}"
-        return failed(message, ratio=float("inf"), **fields)
+        message = f"{what}: {decisions.illegal} of {decisions.total} differ beyond what rounding allows"
+        told = f"; {illegal.message}" if illegal else ""
+        return failed(message + told, **of_illegal(illegal), **fields)
     return outcome("pass", ratio=0.0, **fields)
+
+
+def of_illegal(illegal: Illegal | None, step: int | None = None) -> dict:
+    """The fields ``ratio`` and ``worst`` of an illegal choice."""
+    if illegal is None or illegal.comparison is None:
+        return {"ratio": float("inf")}
+    return {"ratio": illegal.comparison.ratio, "worst": illegal.comparison.worst(step) | {"operands": illegal.operands}}
 
 
 def of_equality(what: str, actual, expected, ignore=None) -> dict:

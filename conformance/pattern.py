@@ -5,29 +5,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from reference.loss import lk_loss, target_log_probs
-from reference.ops import log_softmax
-
-
-def soft_cross_entropy(log_q, log_p):
-    return -np.sum(np.exp(log_p) * log_q, axis=-1)
-
-
-def kl(log_q, log_p):
-    return np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
-
-
-def total_variation(log_q, log_p):
-    return 1 - np.sum(np.exp(np.minimum(log_p, log_q)), axis=-1)
-
+from conformance.losses import slot_losses
 
 #: Losses of one slot by name, of draft logits and target logits [..., V] -> [...].
-LOSSES = {
-    "lk": lambda draft, target: lk_loss(draft, target_log_probs(target)),
-    "soft_ce": lambda draft, target: soft_cross_entropy(log_softmax(draft), target_log_probs(target)),
-    "kl": lambda draft, target: kl(log_softmax(draft), target_log_probs(target)),
-    "tv": lambda draft, target: total_variation(log_softmax(draft), target_log_probs(target)),
-}
+LOSSES = {name: slot_losses(name) for name in ("lk", "soft_ce", "kl", "tv")}
 #: What a step's sum of slot losses is divided by: slots that are supervised, or all B T slots.
 DENOMINATORS = ("supervised", "all_slots")
 

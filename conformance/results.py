@@ -31,7 +31,8 @@ STATUSES = {
 }
 FAULTS = ("fail", "error", "crash", "timeout")
 EXECUTED = ("pass", "undecided", "known deviation", *FAULTS)
-DECIDING = ("stages", "cases", "checks", "check_*", "compare", "trace", "outcome")  # modules that a verdict hangs on
+#: Modules that a verdict hangs on.
+DECIDING = ("stages", "losses", "pattern", "cases", "checks", "check_*", "compare", "decisions", "trace", "outcome")
 ABOUT = ("id", "kind", "stage", "quantity", "aspect", "case", "layout", "policy", "order")
 EMPTY = {
     "verdict": "lost", "ratio": None, "steps": [], "worst": None, "bias": None, "compared": 0, "decisions": None,
@@ -39,7 +40,7 @@ EMPTY = {
 }  # fmt: skip
 DECISIONS = ("total", "flipped", "legal", "illegal")
 CONFORM = "conform"
-VECTORS = "conformance.vectors check "
+VECTORS = "conform vectors check "
 KEPT = 40  # faults of a run whose operands are kept, the first in data order
 IN_PROCESS = {"isolated": False, "python": None, "timeout": None, "memory": None, "options": ""}
 
@@ -125,7 +126,7 @@ def repeat_command(
     ``options`` are those of the run that bear on the verdict, as they were given; ``started_by`` is pytest or conform.
     """
     if adapter.startswith(VECTORS):  # a program's files, read without pytest
-        return f"python -m {adapter} --check {shlex.quote(check['id'])}"
+        return f"{adapter} --check {shlex.quote(check['id'])}"
     if started_by == CONFORM:
         command = f"conform run {shlex.quote(adapter)} --check {shlex.quote(check['id'])} --seed {seed}"
         return f"{command} {options}".strip()

@@ -61,12 +61,14 @@ class TorchAdapter:
     choices = {}
     layouts = ["mtp", "eagle3"]
     pattern_declared = None  # what describe()["pattern"] says, where the method ``pattern`` is offered
+    losses_declared = None  # what describe()["losses"] says of the losses other than ``lk_loss`` that are offered
     device = "cpu"
 
     def describe(self) -> dict:
         names = ("name", "version", "url", "formats", "policies", "choices", "layouts")
-        declared = {"pattern": self.pattern_declared} if self.pattern_declared is not None else {}
-        return {name: getattr(self, name) for name in names} | declared
+        optional = {"pattern": self.pattern_declared, "losses": self.losses_declared}
+        said = {name: value for name, value in optional.items() if value is not None}
+        return {name: getattr(self, name) for name in names} | said
 
     def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
         """Begin a run with these sizes and choices, in these formats (the declared ones when absent)."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from conformance.compare import Bias, Comparison, Decisions, Mismatch, compare, judge_experts
+from conformance.compare import Bias, Comparison, Mismatch, compare
+from conformance.decisions import Decisions, Illegal, illegal_experts, illegal_token, judge_experts, near_best
 from conformance.operands import listed, of_block, of_node, of_sum
 from reference import mx
 from reference.bounds import arithmetic
@@ -47,6 +48,7 @@ class Edge:
     blame: tuple[int, str] | None = None  # backward: the step and stage whose vector-Jacobian product is wrong
     why: str = ""  # how that was found
     decisions: Decisions | None = None
+    illegal: Illegal | None = None  # the first of them that rounding does not allow
     operands: list = field(default_factory=list)  # of the worst element, where it is a fault
 
     @property
@@ -174,6 +176,8 @@ class Walker:
             return ours
         slots = self.compared_slots(node.key)
         edge.decisions.add(flipped[slots], legal[slots])
+        if edge.decisions.illegal:
+            edge.illegal = self.illegal(node, np.asarray(theirs), legal | ~slots)
         keep = legal.reshape(legal.shape + (1,) * (ours.ndim - legal.ndim))
         return np.where(keep & self.valid.reshape(keep.shape), theirs, ours)
 
@@ -185,6 +189,12 @@ class Walker:
             raise Mismatch(f"{node.key[0]}/tokens has shape {theirs.shape}; wanted {ours.shape}")
         flipped = theirs != ours
         return flipped, ~flipped | near_best(exact(self.values[node.inputs[0]]), theirs, self.values["draft_to_target"])
+
+    def illegal(self, node: Node, theirs: np.ndarray, legal: np.ndarray) -> Illegal:
+        read = exact(self.values[node.inputs[0]])
+        if node.key[1] == "experts":
+            return illegal_experts(theirs, read, exact(self.values[node.inputs[1]]).value, legal, self.formats)
+        return illegal_token(read, theirs, self.values["draft_to_target"], legal)
 
     # Backward.
     def run_backward(self, grads: dict) -> None:
@@ -297,15 +307,6 @@ class Walker:
         if actual is None or np.shape(actual) != (parts and exact(parts[0][1]).shape):
             return (parts[0][0] if parts else None), ""
         return self.blame("gradient", np.asarray(actual, float), parts, None)
-
-
-def near_best(logits: Running, tokens: np.ndarray, draft_to_target) -> np.ndarray:
-    """Tokens whose logit is the largest to within the two errors. bool, as tokens."""
-    ids = np.arange(logits.shape[-1]) if draft_to_target is None else draft_to_target
-    index = np.argmax(tokens[..., None] == ids, axis=-1)[..., None]
-    known = (tokens[..., None] == ids).any(-1)
-    upper = np.take_along_axis(logits.value + logits.bound(), index, -1)[..., 0]
-    return known & (upper >= (logits.value - logits.bound()).max(-1))
 
 
 def _name(key: Key | None) -> str:

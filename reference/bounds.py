@@ -21,6 +21,7 @@ BOUNDARY_FORMATS = {
     "logits": "logits",
     "target_log_probs": "accumulate",
     "lk_loss": "accumulate",
+    "slot_loss": "accumulate",
     "step_loss": "accumulate",
     "total_loss": "accumulate",
     "router_scores": "router",

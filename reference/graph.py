@@ -37,9 +37,14 @@ def contributions(node: Node, values: dict, d_y) -> list[tuple[Key, object]]:
     return [(key, store(d, key)) for key, d in pairs if d is not None and key not in node.detached]
 
 
-def backward(nodes: list[Node], values: dict, cotangents: dict) -> None:
-    """Reverse walk: add each node's contributions to ``cotangents``, which holds the outputs' own at the start."""
+def backward(nodes: list[Node], values: dict, cotangents: dict, addends: dict | None = None) -> None:
+    """Reverse walk: add each node's contributions to ``cotangents``, which holds the outputs' own at the start.
+
+    ``addends`` collects the contributions, by key, as pairs of consumer and contribution.
+    """
     for node in reversed(nodes):
         if node.key in cotangents:
             for key, d in contributions(node, values, cotangents[node.key]):
+                if addends is not None:
+                    addends.setdefault(key, []).append((node.key, d))
                 cotangents[key] = store(cotangents[key] + d, key) if key in cotangents else d

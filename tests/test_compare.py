@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, judge_experts, width
+from conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, width
+from conformance.decisions import judge_experts
 from conformance.outcome import of_equality
 from reference.bounds import arithmetic
 from reference.running import Running

@@ -134,6 +134,73 @@ def test_a_row_of_logits_is_cut_to_the_decisive_entries():
         assert each["row"] == [1]
 
 
+def test_a_step_loss_end_to_end_is_the_mean_of_its_slots():
+    found = element("unroll.step_losses.end[mtp-float64-tame]", "outputs", "step_losses", (2,), "unroll")
+    losses = numbers(found)["3/lk_loss"]
+    agrees(found, losses.mean())
+
+
+def test_a_slot_loss_end_to_end_comes_from_its_logits():
+    found = element("unroll.slot_losses.end[mtp-float64-tame]", "outputs", "slot_losses", (2, 0, 2), "unroll")
+    assert {each["name"] for each in found["operands"]} == {"3/logits", "3/target_log_probs"}
+    assert all(each["row"] == [0, 2] for each in found["operands"])
+
+
+@pytest.mark.parametrize("name", ["eh_proj.weight", "block_sparse_moe.experts.2.w1.weight"])
+def test_a_gradient_end_to_end_is_the_sum_over_the_steps(name):
+    kind = checks.kind_of(name)
+    found = element(f"unroll.d_{kind}.end[mtp-float64-tame]", "grads", name, (4, 9), "unroll")
+    agrees(found, sum(float(value[0]) for value in numbers(found).values()))
+    assert len(found["operands"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("check_id", "name", "index", "method"),
+    [
+        ("experts.decision.trace[mtp-float64-tame]", "3/experts", (1, 2), "unroll"),
+        ("route.experts.stage[mtp-float64-tame]", "experts", (0, 3), "route"),
+    ],
+)
+def test_an_illegal_expert_set_shows_its_scores(check_id, name, index, method):
+    """The last of the chosen replaced by the one with the least score + bias."""
+
+    class Swapped(Tampered):
+        def changed(self, method):
+            def call(inputs, **options):
+                outputs, grads, decisions, *trace = method(inputs, **options)
+                ids = np.array(decisions[name])
+                left_out = np.setdiff1d(np.arange(DraftConfig.tiny().num_experts), ids[index])
+                ids[index][-1] = left_out[0]
+                return (outputs, grads, {**decisions, name: ids}, *trace)
+
+            return call
+
+    subject = Subject(Swapped(method, "", "", ()))
+    check = next(c for c in checks.plan(subject.description) if c.id == check_id)
+    outcome = results.clean(check.run(subject), results.about(check))
+    assert outcome["verdict"] == "fail"
+    found, given = outcome["worst"], numbers(outcome["worst"])
+    chosen = given["experts"].tolist()
+    scores = given["score + bias"]
+    rest = [e for e in range(len(scores)) if e not in chosen]
+    assert float.fromhex(found["actual_hex"]) == scores[chosen].min()
+    assert float.fromhex(found["expected_hex"]) == scores[rest].max() > scores[chosen].min()
+    assert (
+        f"slot {list(index)} has expert {chosen[int(np.argmin(scores[chosen]))]} with score + bias"
+        in outcome["message"]
+    )
+    assert found["index"] == list(index)
+    assert outcome["ratio"] > 1
+
+
+def test_an_expert_named_twice_is_told_in_words():
+    found = Subject(Tampered("route", "decisions", "experts", (0, 3)))
+    check = next(c for c in checks.plan(found.description) if c.id == "route.experts.stage[mtp-float64-tame]")
+    outcome = check.run(found)  # every id of the slot one higher: the same number of them, or one out of range
+    assert outcome["verdict"] == "fail"
+    assert "slot [0, 3] has" in outcome["message"]
+
+
 class Doubled(Reference):
     """The loss and its gradient twice too large."""
 

@@ -169,7 +169,7 @@ def test_a_fault_is_found_and_its_check_runs_again(copies, tmp_path, capsys):
     assert failing in report.read_text()
     capsys.readouterr()
     command = found["first_fault"]["repeat"]
-    assert command.startswith("python -m conformance.vectors check ")
+    assert command.startswith("conform vectors check ")
     assert main(["check", str(vectors), str(answers), "--check", failing]) == 1
     assert "lk_loss.loss" in capsys.readouterr().out
     assert main(["check", str(vectors), str(answers), "--check", failing.replace("mtp", "eagle3")]) == 0

@@ -12,14 +12,13 @@ The experts compute without fake quantisation, hence ``quantized`` False. ``adap
 ``backbone`` that of nemo_automodel_backbone.py.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import torch
 
 from conformance.adapters._kimi_k3 import by_module
+from conformance.adapters._nemo_losses import Losses
 from conformance.adapters._nemo_packing import draft_mask, packing
-from conformance.adapters._nemo_parts import Parts, core, draft_kimi_k3, refuse
+from conformance.adapters._nemo_parts import core, draft_kimi_k3, refuse
 from conformance.adapters._nemo_recorder import LAYER, Recorder, array
 from conformance.adapters.nemo_automodel_backbone import adapter as backbone
 from conformance.torch_helper import stage, to_tensor
@@ -27,7 +26,7 @@ from conformance.torch_helper import stage, to_tensor
 __all__ = ["adapter", "backbone"]
 
 
-class Draft(Parts):
+class Draft(Losses):
     """The EAGLE-3 trainer and its K3 draft."""
 
     choices = {"head": "own", "step_weights": "decay_normalized", "renormalize_epsilon": 1e-20}
@@ -76,18 +75,6 @@ class Draft(Parts):
 
     def tensor(self, values):
         return to_tensor(values, self.dtype)
-
-    @stage
-    def lk_loss(self, t, forced):
-        refuse(forced)
-        recorder, vocabulary = Recorder(), torch.arange(t["draft_logits"].shape[-1])
-        everywhere = torch.ones(t["target_logits"].shape[:-1], dtype=torch.bool)
-        target = core._compute_target_distribution(t["target_logits"], vocabulary, vocabulary >= 0, everywhere)
-        trainer = SimpleNamespace(lk_loss_type="alpha", cp_group=None)
-        with recorder.listening():
-            core.Eagle3TrainerModule._lk_step_loss(trainer, t["draft_logits"], *target)
-        (log_acceptance,), _ = recorder.kept["1/lk_loss"]
-        return {"loss": -log_acceptance}, {"below": recorder.below["1/below"]}
 
     @stage
     def mla(self, t, forced):

@@ -7,6 +7,7 @@ import numpy as np
 
 import conformance
 from conformance.cases import make_parameters, unroll_cases
+from conformance.losses import LOSSES, loss_row
 from conformance.stages import STAGES, STEP, Stage, row_of
 from reference import mx, sampling, unroll
 from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
@@ -18,7 +19,13 @@ PER_STEP = {"logits": "logits", "step_losses": "step_loss"}  # outputs of patter
 
 
 class Reference:
+    """``losses``: what it declares as ``describe()["losses"]``; every loss, slot by slot, if left out."""
+
     protocol = 1
+    losses = {name: {} for name in LOSSES}
+
+    def __init__(self, losses: dict | None = None):
+        self.losses = self.losses if losses is None else losses
 
     def describe(self) -> dict:
         return {
@@ -28,6 +35,7 @@ class Reference:
             "formats": {"storage": "float64"},
             "layouts": ["mtp", "eagle3"],
             "pattern": {"loss": "lk", "step_weights": [1 / 7] * 7, "denominator": "supervised", "documents": True},
+            "losses": self.losses,
         }
 
     def start(self, config: dict, choices: dict) -> None:
@@ -151,7 +159,17 @@ def _method(stage: Stage):
     return method
 
 
+def _loss(name: str):
+    def method(self, inputs, *, cotangents=None, forced=None):
+        return self._stage(loss_row(name, self.losses), inputs, cotangents, forced)
+
+    method.__name__, (method.__doc__, _) = name, LOSSES[name]
+    return method
+
+
 for _row in STAGES:
     setattr(Reference, _row.name, _method(_row))
+for _name in LOSSES:
+    setattr(Reference, _name, _loss(_name))
 
 adapter = Reference()

@@ -27,7 +27,8 @@ PACKAGES = (
     Package(
         "nemo-automodel",
         ("nemo_automodel", ADAPTERS + "nemo_automodel.py:backbone", "nemo_automodel_sampling"),
-        f"{ALPHA} (lk_loss_type alpha, where an acceptance of 0 counts as a loss of 0). Of MX it reads blocks only.",
+        f"{ALPHA} (lk_loss_type alpha, where an acceptance of 0 counts as a loss of 0), or the hybrid with weight "
+        "exp(-3 alpha), alpha the mean acceptance. Of MX it reads blocks only.",
     ),
     Package(
         "speculators",
@@ -36,7 +37,8 @@ PACKAGES = (
             "speculators_unroll",
             *(f"{ADAPTERS}speculators_unroll.py:{kind}" for kind in ("kl", "tv", "packed")),
         ),
-        f"{ALPHA} (neg_log_acceptance_loss, acceptance clamped at 1e-5). Its EAGLE-3 step: masked means, 1e-5 in "
+        f"{ALPHA} (neg_log_acceptance_loss, acceptance clamped at 1e-5); the hybrid has weight exp(-3 alpha) at each "
+        "position. Its EAGLE-3 step: masked means, 1e-5 in "
         "the denominator, step weights decay^i, 1 by default.",
     ),
     Package(
@@ -98,6 +100,13 @@ PACKAGES = (
         "specforge",
         ("specforge", "specforge_unroll", ADAPTERS + "specforge_unroll.py:kl"),
         f"{ALPHA} (lk_loss_type alpha, masked mean). Its default is a soft cross-entropy averaged over all slots; step "
-        "weights 0.8^i.",
+        "weights 0.8^i. The hybrid: weight exp(-alpha), alpha the mean acceptance.",
+    ),
+    Package(
+        "liger-kernel",
+        ("liger_kernel",),
+        "LigerFusedCETVDLoss: sum |p - q| / 2 of each token; liger_jsd: the generalised JSD, KL at beta 0, reverse KL "
+        "at 1, a mean over the tokens with a label. It has no LK loss.",
+        variables={"TRITON_INTERPRET": "1"},
     ),
 )

@@ -13,8 +13,10 @@ from conformance.check_exact import MXRun, outside_range
 from conformance.check_sampling import residual_law
 from conformance.check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
 from conformance.check_unroll import UnrollRun
-from conformance.compare import allowance, selection_scores
-from conformance.stages import FIRST, STEP, row_of
+from conformance.compare import allowance
+from conformance.decisions import selection_scores
+from conformance.losses import LOSSES, loss_row
+from conformance.stages import FIRST, STEP, Stage, row_of
 from conformance.vectors.record import DECISION, GRAD, TRACE, Oracle, Vector, answer_arrays
 from reference import mx
 from reference.bounds import arithmetic
@@ -56,8 +58,8 @@ def expect(vector: Vector, subject: Expected, seed: int, full: bool = False) -> 
         cotangents=vector.cotangents or None,
     )  # fmt: skip
     answer = answer_arrays(subject.last if vector.method == "unroll" else answer)
-    if row_of(vector.method):
-        found = of_stage(vector, subject, seed, answer)
+    if stage := row(vector, subject.description):
+        found = of_stage(vector, stage, subject, seed, answer)
     elif vector.method == "unroll":
         found = of_unroll(vector, subject, seed, answer)
     elif vector.method == "draft_sequence":
@@ -94,8 +96,15 @@ def bounded(name: str, expected: Running, point, formats: dict) -> dict:
 # -- stages ----------------------------------------------------------------------------------------------------------
 
 
-def of_stage(vector: Vector, subject: Expected, seed: int, answer: dict) -> dict:
-    stage, case = row_of(vector.method, int(vector.inputs.get("step", STEP))), case_of(vector)
+def row(vector: Vector, description: Description) -> Stage | None:
+    """The row that the vector's method is judged by; None for a method that has none."""
+    if vector.method in LOSSES:
+        return loss_row(vector.method, description.extra["losses"])
+    return row_of(vector.method, int(vector.inputs.get("step", STEP)))
+
+
+def of_stage(vector: Vector, stage: Stage, subject: Expected, seed: int, answer: dict) -> dict:
+    case = case_of(vector)
     run = StageRun(subject, stage, case, vector.choices, vector.policy, seed)
     found = {}
     for name, key in stage.outputs.items():
