@@ -77,7 +77,8 @@ def declared(said) -> dict[str, Declared]:
 
 def loss_stages(said) -> list[Stage]:
     """A row for each loss that was declared, in the order of the table."""
-    return [loss_row(name, said) for name in LOSSES if name in declared(said)]
+    offered = declared(said)
+    return [loss_row(name, said) for name in LOSSES if name in offered]
 
 
 def loss_row(name: str, said) -> Stage:

@@ -46,6 +46,9 @@ class Adapter(TorchAdapter):
     #     weights, experts = my_router(t["x"], t["gate.weight"], t["gate.e_score_correction_bias"])
     #     return {{"weights": weights}}, {{"experts": experts}}  # outputs, then decisions
 
+    # Losses other than LK that your trainer offers, each a method of its own (docs/losses.md):
+    # losses_declared = {{"kl_loss": {{}}, "soft_ce_loss": {{"reduction": "supervised"}}}}
+
     # `unroll` runs the seven steps. Record what each stage hands on with conformance.torch_helper.Trace, and a fault
     # is placed by step and stage; conformance/adapters/fast.py shows how.
 

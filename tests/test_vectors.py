@@ -85,8 +85,9 @@ def copies(small, tmp_path) -> tuple[Path, Path]:
 
 def test_files_get_the_verdict_that_an_adapter_gets(tmp_path):
     """Every field of every outcome, on stages of every kind."""
-    description = {"name": "oracle", "formats": {"storage": "float32"}, "layouts": ["eagle3"]}
-    stages = ["lk_loss", "mla*", "align", "mxfp8*", "draft_*", "unroll", "fc.weight", "situ_glu"]
+    losses = {"kl_loss": {}, "hybrid_loss": {"reduction": "supervised", "first": "soft_ce"}}
+    description = {"name": "oracle", "formats": {"storage": "float32"}, "layouts": ["eagle3"], "losses": losses}
+    stages = [*losses, "lk_loss", "mla*", "align", "mxfp8*", "draft_*", "unroll", "fc.weight", "situ_glu"]
     said = export(tmp_path / "v", description=description, stages=stages)
     oracle_answers(tmp_path / "v", tmp_path / "a")
     found = check(tmp_path / "v", tmp_path / "a")
