@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fast.grouped import grouped_linear
 from fast.mx import fake_quantize
 from fast.ops import keep, linear, rms_norm, situ_glu, wide
 
@@ -29,11 +30,11 @@ def route(scores: Tensor, bias: Tensor, config, choices, experts: Tensor | None 
 
 
 class Groups(NamedTuple):
-    """Routed pairs sorted by expert: ``order`` [P] sorts, ``inverse`` [P] restores, ``counts`` pairs per expert."""
+    """Routed pairs sorted by expert: ``order`` [P] sorts, ``inverse`` [P] restores, ``counts`` [E] pairs per expert."""
 
     order: Tensor
     inverse: Tensor
-    counts: list[int]
+    counts: Tensor
 
 
 def group_by_expert(experts: Tensor, num_experts: int) -> Groups:
@@ -42,13 +43,22 @@ def group_by_expert(experts: Tensor, num_experts: int) -> Groups:
     order = torch.argsort(flat, stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    return Groups(order, inverse, torch.bincount(flat, minlength=num_experts).tolist())
+    of_each = flat.unsqueeze(-1) == torch.arange(num_experts, device=flat.device)  # [P, E]
+    return Groups(order, inverse, of_each.sum(0))
 
 
 def expert_linear(x: Tensor, weights: tuple[Tensor, ...], groups: Groups, dtype: torch.dtype) -> Tensor:
-    """Each routed pair times its expert's weight. x [P, in], weights E of [out, in] -> [P, out] in ``dtype``."""
-    rows = x[groups.order].split(groups.counts)
-    products = [linear(r, weight, dtype) for r, weight in zip(rows, weights, strict=True) if len(r)]
+    """Each routed pair times its expert's weight. x [P, in], weights E of [out, in] -> [P, out] in ``dtype``.
+
+    Under torch.compile as one operator.
+    """
+    rows = x[groups.order]
+    if torch.compiler.is_compiling():
+        compute = wide(x.dtype)
+        products = grouped_linear(rows.to(compute), torch.stack(weights).to(compute), groups.counts)
+        return products.to(dtype)[groups.inverse]
+    parts = rows.split(groups.counts.tolist())
+    products = [linear(r, weight, dtype) for r, weight in zip(parts, weights, strict=True) if len(r)]
     return torch.cat(products)[groups.inverse]
 
 

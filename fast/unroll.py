@@ -109,9 +109,14 @@ def unroll(params: dict, inputs: dict, config, choices, record=keep, forced: dic
     ``forced`` may pin "{step}/experts". ``counts`` [K]: see ``total_loss``.
     Returns total_loss [], step_losses [K], slot_losses and supervised [K, B, T].
     """
-    inputs, forced = sanitize(inputs), forced or {}
+    inputs = sanitize(inputs)
     check_inputs(inputs, config.vocab_size)
-    params = widen(params)
+    return unroll_checked(params, inputs, config, choices, record, forced, counts)
+
+
+def unroll_checked(params: dict, inputs: dict, config, choices, record=keep, forced=None, counts=None) -> dict:
+    """The same for inputs that are sanitized and checked: in layout eagle3 nothing here waits for the device."""
+    params, forced = widen(params), forced or {}
     quantized = quantize_experts(params, config, choices) if choices.draft_input == "mtp" else None
     documents, draft_to_target = inputs.get("documents"), inputs.get("draft_to_target")
     feature, scores, keys, values, losses, supervised = None, None, [], [], [], []

@@ -114,9 +114,11 @@ def test_the_same_step_twice_is_the_same_in_every_bit(layout, dtype):
     assert all(torch.equal(grads[name], again[name]) for name in grads)
 
 
-def test_a_step_of_the_recorded_path_compiles_without_a_break():
-    """Layout eagle3; routing depends on the data. The fused path does not: its backward notes factors in Python."""
-    choices = Choices(draft_input="eagle3")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's own, while tracing
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_step_of_the_recorded_path_compiles_without_a_break(layout):
+    """The fused path does not: its backward notes factors in Python."""
+    choices = Choices(draft_input=layout)
     model, batch = make_model(choices, torch.float32), make_batch(torch.float32, documents=False)
     params = dict(model.named_parameters())
 
