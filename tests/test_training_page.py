@@ -12,7 +12,7 @@ def test_every_block_runs(tmp_path, monkeypatch):
     names = {}
     for number, block in enumerate(blocks, start=1):
         exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     assert names["draft"].config.num_steps == 3
     assert names["folder"].parent == tmp_path
     assert (names["folder"] / "export" / "config.json").is_file()
