@@ -27,6 +27,7 @@ from reference.unroll import FEATURES, outside_document
 
 SLOTS = 10
 LARGE, LARGER = 256.0, 1024.0  # sizes of the features under which keys and recycled features part
+REPEATS, QUIET = 6, 1e-4  # runs that show the noise, and the share of the logits below which it hides no dependence
 NOISE = 8.0  # a response this many times the rounding noise is one
 SAME = 2, 64  # roundings to the storage and the accumulation format within which two steps' logits are the same
 APART = 8  # times that, from which on they are not
@@ -115,9 +116,22 @@ class PatternRun:
         return np.where(self.exists[..., None], logits, 0.0)
 
     @cached_property
-    def noise(self) -> float:
-        """The largest difference between two runs on the same inputs."""
-        return float(np.abs(self.logits(self.inputs) - self.read(self.base())).max())
+    def noise(self) -> np.ndarray:
+        """How far the logits of a slot may move between runs on the same inputs, in the 2-norm: 0, if all are alike.
+
+        By step, [K, 1, 1]: the largest move of any slot in some runs, and twice that, as another may move more.
+        """
+        base = self.read(self.base())
+        moves = [np.linalg.norm(self.logits(self.inputs) - base, axis=-1)]
+        if moves[0].any():  # stochastic rounding, sums in any order
+            moves += [np.linalg.norm(self.logits(self.inputs) - base, axis=-1) for _ in range(REPEATS - 1)]
+        return 2 * np.max(moves, axis=(0, 2, 3))[:, None, None]
+
+    @cached_property
+    def drowned(self) -> np.ndarray:
+        """Steps whose noise may hide what they read. bool [K, 1, 1]."""
+        size = np.linalg.norm(self.read(self.base()), axis=-1)
+        return self.noise > QUIET * size.max(axis=(1, 2), keepdims=True)
 
 
 class Wrong(Exception):
@@ -184,9 +198,9 @@ def changed(inputs: dict, what: str, row: int, slot: int, size: int, storage: st
 TOKENS = 90  # fewer than any case's vocabulary
 
 
-def moved(logits: np.ndarray, base: np.ndarray, noise: float) -> np.ndarray:
+def moved(logits: np.ndarray, base: np.ndarray, noise) -> np.ndarray:
     """Which slots' logits differ by more than the noise. bool [K, B, T]."""
-    return (np.abs(logits - base) > 2 * noise).any(-1)
+    return np.linalg.norm(logits - base, axis=-1) > noise
 
 
 def oracle_logits(run: PatternRun, inputs: dict) -> np.ndarray:
@@ -223,13 +237,19 @@ def check_reads(run: PatternRun, what: str) -> dict:
     """``tokens`` or ``features``: the logits that a change at one slot moves are those that the oracle's step moves."""
     base, wrong = run.read(run.base()), []
     alter = lambda row, slot, size: changed(run.inputs, what, row, slot, size, run.storage, run.seed)  # noqa: E731
-    asked = read_by_oracle(run, what)
+    asked, hidden = read_by_oracle(run, what), 0
     for row, slot, wanted in asked:
         seen = moved(run.logits(alter(row, slot, 0)), base, run.noise)
         if (wanted & ~seen & run.exists).any():  # another change, lest this one was lost in the rounding
             seen |= moved(run.logits(alter(row, slot, 1)), base, run.noise)
-        wrong += [(*at, row, slot, bool(seen[*at])) for at in map(tuple, np.argwhere((seen != wanted) & run.exists))]
-    compared = len(asked) * int(run.exists.sum())
+        unseen = wanted & ~seen & run.exists & run.drowned
+        hidden += int(unseen.sum())
+        differ = (seen != wanted) & run.exists & ~unseen
+        wrong += [(*at, row, slot, bool(seen[*at])) for at in map(tuple, np.argwhere(differ))]
+    compared = len(asked) * int(run.exists.sum()) - hidden
+    if not wrong and hidden:
+        message = f"{hidden} dependences are smaller than what runs on the same inputs differ by"
+        return verdict.outcome("undecided", message=message, compared=compared)
     if not wrong:
         return verdict.outcome("pass", ratio=0.0, compared=compared)
     k, b, t = min(wrong, key=lambda at: (at[0], -at[1], *at[2:]))[:3]  # in the last row every slot was changed
@@ -251,6 +271,9 @@ def check_fusion(run: PatternRun) -> dict:
     base = run.read(run.base())
     for name in FEATURES:
         seen = moved(run.logits(changed(run.inputs, name, 0, 3, 0, run.storage, run.seed)), base, run.noise)
+        if not seen[0, 0, 3] and run.drowned[0]:
+            message = f"whether step 1 reads {name} is smaller than what runs on the same inputs differ by"
+            return verdict.outcome("undecided", message=message)
         if not seen[0, 0, 3]:
             return verdict.failed(f"step 1, slot 3 does not read {name}; it must", ratio=float("inf"), first_step=1)
     return verdict.outcome("pass", ratio=0.0, compared=3)

@@ -43,7 +43,7 @@ SPECIAL = {
     "gradient_set": "the gradient of draft_logits, as a member of the set of right ones,",
     "frozen": "that what is frozen gets no gradient, in a call",
 }
-MOVED = "None: those that the oracle's own step moves; noise is what a second run on the same inputs shows."
+MOVED = "None: those that the oracle's own step moves; noise is what runs on the same inputs differ by."
 #: What the checks of ``pattern`` compare, and what decides.
 PATTERN = {
     "tokens": ("which logits move with the token of one slot", MOVED),

@@ -11,7 +11,8 @@ import torch
 
 from conformance import check_pattern, check_pattern_losses, checks, nulls
 from conformance.adapter import Description, Result, Subject, load
-from conformance.mutants.core import around, backward
+from conformance.mutants.core import around, backward, everywhere
+from conformance.mutants.precise import stochastic_stores
 from conformance.pattern import Pattern
 from conformance.power import subject_for
 from conformance.twins import TWINS
@@ -197,6 +198,23 @@ def test_the_twin_passes(policy, seed):
     assert {name: o["message"] for name, o in found.items() if o["verdict"] not in ("pass", "undecided")} == {}
     if policy != "bfloat16":
         assert {o["verdict"] for o in found.values()} == {"pass"}
+
+
+def stochastic(seed: int, only, change=nullcontext) -> dict:
+    """Of products that are rounded at random, declared so: no two runs are alike."""
+    subject = subject_for("eagle3", "bfloat16", None, {"rounding": "stochastic"})
+    plan = [c for c in checks.plan(subject.description, seed=seed) if c.stage == "pattern" and c.quantity in only]
+    with everywhere("linear", stochastic_stores), change():
+        return {check.quantity: check.run(subject) for check in plan}
+
+
+@pytest.mark.parametrize("seed", [0, 11, 13, 17, 28])
+def test_runs_that_differ_are_no_fault_and_hide_none(seed):
+    found = stochastic(seed, ["tokens", "features", "fusion", "mask", "step_losses", "empty_steps"])
+    assert {name: o["message"] for name, o in found.items() if o["verdict"] not in ("pass", "undecided")} == {}
+    assert stochastic(seed, ["mask"], lambda: summed(mask_ignored))["mask"]["verdict"] == "fail"
+    ahead, *_ = FAULTS["key of the next slot"]
+    assert stochastic(seed, ["tokens"], ahead)["tokens"]["verdict"] == "fail"
 
 
 HONEST = [twin for twin in TWINS if twin.change is not nullcontext and twin.trace is dict][::6]
