@@ -17,8 +17,8 @@ class CapturedStep:
     """``step(batch)``: the results of ``fast.unroll.unroll`` and, in the parameters' ``grad``, their gradients.
 
     Made from a first ``batch``; later ones must have its names, shapes and types. Results and gradients are the graph's
-    own tensors, overwritten by the next call; leave ``grad`` in place (``zero_grad(set_to_none=False)`` is not needed
-    either). Raises ValueError for parameters that are not on a CUDA device and for layout mtp.
+    own tensors, overwritten by the next call: leave ``grad`` in place, there is nothing to zero. Raises ValueError for
+    parameters that are not on a CUDA device and for layout mtp.
     """
 
     def __init__(self, model: DraftModel, batch: dict):

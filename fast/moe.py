@@ -30,11 +30,11 @@ def route(scores: Tensor, bias: Tensor, config, choices, experts: Tensor | None 
 
 
 class Groups(NamedTuple):
-    """Routed pairs sorted by expert: ``order`` [P] sorts, ``inverse`` [P] restores, ``counts`` [E] pairs per expert."""
+    """Routed pairs sorted by expert: ``order`` [P] sorts, ``inverse`` [P] restores, ``counts`` pairs per expert."""
 
     order: Tensor
     inverse: Tensor
-    counts: Tensor
+    counts: list[int] | Tensor  # a tensor [E] under torch.compile, which may not wait for it
 
 
 def group_by_expert(experts: Tensor, num_experts: int) -> Groups:
@@ -43,8 +43,8 @@ def group_by_expert(experts: Tensor, num_experts: int) -> Groups:
     order = torch.argsort(flat, stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
-    of_each = flat.unsqueeze(-1) == torch.arange(num_experts, device=flat.device)  # [P, E]
-    return Groups(order, inverse, of_each.sum(0))
+    counts = flat.new_zeros(num_experts).index_add(0, flat, torch.ones_like(flat))
+    return Groups(order, inverse, counts if torch.compiler.is_compiling() else counts.tolist())
 
 
 def expert_linear(x: Tensor, weights: tuple[Tensor, ...], groups: Groups, dtype: torch.dtype) -> Tensor:
@@ -57,7 +57,7 @@ def expert_linear(x: Tensor, weights: tuple[Tensor, ...], groups: Groups, dtype:
         compute = wide(x.dtype)
         products = grouped_linear(rows.to(compute), torch.stack(weights).to(compute), groups.counts)
         return products.to(dtype)[groups.inverse]
-    parts = rows.split(groups.counts.tolist())
+    parts = rows.split(groups.counts)
     products = [linear(r, weight, dtype) for r, weight in zip(parts, weights, strict=True) if len(r)]
     return torch.cat(products)[groups.inverse]
 
