@@ -8,11 +8,11 @@ From 0.9.0 on ``speculators.losses.NAME`` are Triton kernels; this adapter tests
 from importlib.metadata import version
 from unittest import mock
 
-import numpy as np
-
 try:
     import torch
     from speculators.losses import eager
+
+    from conformance.torch_helper import TorchAdapter, stage
 except ImportError as error:
     raise ImportError(
         f"The adapter speculators needs the package speculators ({error}). Install it with `make peers` and add "
@@ -20,7 +20,6 @@ except ImportError as error:
         "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOSSES = {
     "kl_loss": eager.kl_div_loss,
     "reverse_kl_loss": eager.reverse_kl_div_loss,
@@ -30,45 +29,31 @@ LOSSES = {
 }
 
 
-class Speculators:
-    protocol = 1
+class Speculators(TorchAdapter):
+    name = "speculators"
+    version = version("speculators")
+    url = "https://github.com/vllm-project/speculators"
+    policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in ("float32", "bfloat16")}
+    formats = policies["float32"]
+    layouts = ["eagle3"]
+    losses_declared = {name: {} for name in LOSSES} | {"hybrid_loss": {"first": "kl", "decay": 3.0}}
 
-    def describe(self) -> dict:
-        policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in DTYPES}
-        return {
-            "name": "speculators",
-            "version": version("speculators"),
-            "url": "https://github.com/vllm-project/speculators",
-            "formats": policies["float32"],
-            "policies": policies,
-            "choices": {},
-            "layouts": ["eagle3"],
-            "losses": {name: {} for name in LOSSES} | {"hybrid_loss": {"first": "kl", "decay": 3.0}},
-        }
-
-    def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
-        self.dtype = DTYPES[(formats or {}).get("storage", "float32")]
-
-    def lk_loss(self, inputs, *, cotangents=None, forced=None) -> tuple:
+    @stage(frozen=("target_logits",))
+    def lk_loss(self, t, forced):
         with mock.patch.object(torch, "minimum", wraps=torch.minimum) as minimum:
-            answer = self._loss(eager.neg_log_acceptance_loss, inputs, cotangents)
+            outputs = loss_of(eager.neg_log_acceptance_loss, t)
         (q, p), _ = minimum.call_args  # the probabilities that the package compared
-        return *answer, {"below": (q < p).reshape(inputs["draft_logits"].shape).numpy()}, {}
+        return outputs, {"below": (q < p).reshape(t["draft_logits"].shape)}
 
-    def _loss(self, function, inputs, cotangents) -> tuple:
-        shape = inputs["draft_logits"].shape
-        draft = torch.tensor(inputs["draft_logits"], dtype=self.dtype, requires_grad=True)
-        target = torch.tensor(inputs["target_logits"], dtype=self.dtype)
-        rows = (1, -1, shape[-1])  # the package's batch is one packed row
-        loss, grads = function(draft.reshape(rows), target.reshape(rows)).reshape(shape[:-1]), {}
-        if cotangents is not None:
-            loss.backward(torch.tensor(np.asarray(cotangents["loss"]), dtype=loss.dtype))
-            grads["draft_logits"] = draft.grad.float().numpy()
-        return {"loss": loss.detach().numpy()}, grads
+
+def loss_of(function, t) -> dict:
+    """Of each slot; the package's batch is one packed row."""
+    rows = (x.reshape(1, -1, x.shape[-1]) for x in (t["draft_logits"], t["target_logits"]))
+    return {"loss": function(*rows).reshape(t["draft_logits"].shape[:-1])}
 
 
 def _method(function):
-    return lambda self, inputs, *, cotangents=None, forced=None: self._loss(function, inputs, cotangents)
+    return stage(lambda self, t, forced: loss_of(function, t), frozen=("target_logits",))
 
 
 for _name, _function in LOSSES.items():
