@@ -1,3 +1,3 @@
 """Root of a checkout: loads the suite's plugin (and pytester, with which tests/ runs it)."""
 
-pytest_plugins = ["conformance.plugin", "pytester"]
+pytest_plugins = ["draftconf.conformance.plugin", "pytester"]

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-
-from fast.kernels import build
+from draftconf.fast.kernels import build
 
 ROOT = Path(__file__).parents[1]
 RESULTS, GPU, PAGE = ROOT / "benchmarks" / "results.json", ROOT / "benchmarks" / "gpu.json", ROOT / "BENCHMARKS.md"

@@ -1,3 +1,1 @@
 """Conformance suite of the draft step: checks an implementation, through its adapter, against the float64 oracle."""
-
-__version__ = "0.1.0"

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from draftconf.reference.config import Choices, DraftConfig
 
-from conformance.loading import load as load
-from conformance.losses import LOSSES, declared
-from conformance.pattern import Pattern
-from reference.config import Choices, DraftConfig
+from .loading import load as load
+from .losses import LOSSES, declared
+from .pattern import Pattern
 
 PROTOCOL = 1
 LAYOUTS = ("mtp", "eagle3")

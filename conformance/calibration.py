@@ -3,7 +3,7 @@
 A run is one unroll of one twin (policy, layout, case, seed) and the walk along it, with the gradients end to end. Any
 alarm is a defect of the suite. A worst ratio far below the expected one says that the bound is too wide.
 
-    python -m conformance.calibration docs/calibration.md --seeds 4 --processes 2
+    python -m draftconf.conformance.calibration docs/calibration.md --seeds 4 --processes 2
 """
 
 import argparse
@@ -14,13 +14,14 @@ from math import log, sqrt
 from multiprocessing import get_context
 from pathlib import Path
 
-from conformance import adapter
-from conformance.cases import unroll_cases
-from conformance.check_unroll import UnrollRun
-from conformance.checks import kind_of
-from conformance.compare import BIAS_LIMIT
-from conformance.twins import TWINS, by_policy
-from reference.bounds import LAMBDA
+from draftconf.reference.bounds import LAMBDA
+
+from . import adapter
+from .cases import unroll_cases
+from .check_unroll import UnrollRun
+from .checks import kind_of
+from .compare import BIAS_LIMIT
+from .twins import TWINS, by_policy
 
 BINS = 10  # of error over bound, from 0 to 1; an alarm counts in the last
 

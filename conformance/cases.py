@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
-
-from reference.config import Choices, DraftConfig, parameter_shapes
-from reference.formats import round_to
+from draftconf.reference.config import Choices, DraftConfig, parameter_shapes
+from draftconf.reference.formats import round_to
 
 BATCH, SLOTS = 2, 16
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from conformance.report import cell, rank
-from conformance.results import FAULTS, measure
+from .report import cell, rank
+from .results import FAULTS, measure
 
 MOVED = 2.0  # a ratio that changed by more than this factor is worth a line
 SLIGHT = 0.01  # below this a ratio says only that all is well, and by how much is noise
@@ -27,7 +27,7 @@ def read(path) -> dict:
         raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    from conformance.results import validate
+    from .results import validate
 
     try:
         validate(results)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from draftconf.reference import mx
+from draftconf.reference.config import BLOCK, Choices
+from draftconf.reference.formats import FORMATS, round_to
+from draftconf.reference.unroll import align
 
-from conformance import outcome as verdict
-from conformance.adapter import AdapterError, NotOffered
-from conformance.cases import Case, generator, handed_over
-from conformance.operands import of_block, operand
-from conformance.shrink import minimize
-from reference import mx
-from reference.config import BLOCK, Choices
-from reference.formats import FORMATS, round_to
-from reference.unroll import align
+from . import outcome as verdict
+from .adapter import AdapterError, NotOffered
+from .cases import Case, generator, handed_over
+from .operands import of_block, operand
+from .shrink import minimize
 
 #: MX cases. In the last four OCP MX v1.0 is silent and spec.md section 6 decides (policy names of mx.md section 1).
 MX_CASES = {

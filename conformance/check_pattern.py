@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from draftconf.reference.bounds import Arithmetic
+from draftconf.reference.config import Choices
+from draftconf.reference.formats import FORMATS, round_to
+from draftconf.reference.unroll import FEATURES, outside_document
 
-from conformance import outcome as verdict
-from conformance.adapter import AdapterError, NotOffered
-from conformance.adapters.reference import Reference
-from conformance.cases import Case, generator, handed_over
-from conformance.pattern import Pattern
-from reference.bounds import Arithmetic
-from reference.config import Choices
-from reference.formats import FORMATS, round_to
-from reference.unroll import FEATURES, outside_document
+from . import outcome as verdict
+from .adapter import AdapterError, NotOffered
+from .adapters.reference import Reference
+from .cases import Case, generator, handed_over
+from .pattern import Pattern
 
 SLOTS = 10
 LARGE, LARGER = 256.0, 1024.0  # sizes of the features under which keys and recycled features part

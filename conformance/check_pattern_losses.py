@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from draftconf.reference.bounds import Arithmetic, arithmetic
+from draftconf.reference.formats import round_to
+from draftconf.reference.loss import total_loss
+from draftconf.reference.ops import softmax
+from draftconf.reference.running import Running, exact
+from draftconf.reference.unroll import FEATURES, outside_document, shift, step_inputs
 
-from conformance import outcome as verdict
-from conformance.cases import generator
-from conformance.check_pattern import PatternRun, Wrong, judged
-from conformance.compare import Mismatch, compare
-from conformance.pattern import DENOMINATORS, LOSSES, Pattern
-from reference.bounds import Arithmetic, arithmetic
-from reference.formats import round_to
-from reference.loss import total_loss
-from reference.ops import softmax
-from reference.running import Running, exact
-from reference.unroll import FEATURES, outside_document, shift, step_inputs
+from . import outcome as verdict
+from .cases import generator
+from .check_pattern import PatternRun, Wrong, judged
+from .compare import Mismatch, compare
+from .pattern import DENOMINATORS, LOSSES, Pattern
 
 SIZES = [2.0**-i for i in range(1, 14)]  # of a step along a direction, relative to the features
 SAMPLES, SPREAD = 6, 4.0  # runs on neighbours of the inputs, and how many times their spread a loss may be off by

@@ -1,15 +1,15 @@
 """The rules of speculative sampling, one drawn token at a time: acceptance, the residual law, the token."""
 
 import numpy as np
+from draftconf.reference import sampling
+from draftconf.reference.config import Choices
+from draftconf.reference.formats import FORMATS, round_to
+from draftconf.reference.running import Running
 
-from conformance import outcome as verdict
-from conformance.cases import Case, generator, handed_over
-from conformance.compare import Mismatch, compare
-from conformance.operands import operand
-from reference import sampling
-from reference.config import Choices
-from reference.formats import FORMATS, round_to
-from reference.running import Running
+from . import outcome as verdict
+from .cases import Case, generator, handed_over
+from .compare import Mismatch, compare
+from .operands import operand
 
 GRID = 128  # every probability is a multiple of 1 / GRID: exact in every storage format
 BELOW_ONE = 1 - 2.0**-8  # the largest bfloat16 of [0, 1)

@@ -5,24 +5,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from draftconf.reference import mx
+from draftconf.reference.bounds import arithmetic
+from draftconf.reference.config import Choices, frozen_parameters
+from draftconf.reference.formats import round_to, store
+from draftconf.reference.graph import Key, contributions
+from draftconf.reference.layer import EXPERT_WEIGHTS
+from draftconf.reference.loss import gradient_violation, lk_loss_backward, log_softmax
+from draftconf.reference.ops import Op
+from draftconf.reference.running import Running, exact, lifted
 
-from conformance import outcome as verdict
-from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
-from conformance.cases import Case, chosen_inputs, generator, handed_over, make_parameters
-from conformance.compare import Bias, Comparison, Mismatch, compare, width
-from conformance.decisions import Decisions, Illegal, first_of, illegal_experts, judge_experts
-from conformance.operands import ENTRIES, FEW, listed, of_gradient, of_nodes, operand
-from conformance.shrink import minimize, rounded, shown
-from conformance.stages import STEP, Stage
-from reference import mx
-from reference.bounds import arithmetic
-from reference.config import Choices, frozen_parameters
-from reference.formats import round_to, store
-from reference.graph import Key, contributions
-from reference.layer import EXPERT_WEIGHTS
-from reference.loss import gradient_violation, lk_loss_backward, log_softmax
-from reference.ops import Op
-from reference.running import Running, exact, lifted
+from . import outcome as verdict
+from .adapter import AdapterCrash, AdapterError, AdapterTimeout, NotOffered, Result
+from .cases import Case, chosen_inputs, generator, handed_over, make_parameters
+from .compare import Bias, Comparison, Mismatch, compare, width
+from .decisions import Decisions, Illegal, first_of, illegal_experts, judge_experts
+from .operands import ENTRIES, FEW, listed, of_gradient, of_nodes, operand
+from .shrink import minimize, rounded, shown
+from .stages import STEP, Stage
 
 IDENTITY = Op(lambda x: x, lambda x, y, d_y: (d_y,))
 #: Method inputs whose gradient has another format than storage, by the boundary they stand for.

@@ -4,25 +4,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from draftconf.reference import graph as walks
+from draftconf.reference.bounds import arithmetic
+from draftconf.reference.config import Choices, frozen_parameters, trained_parameters
+from draftconf.reference.graph import Node
+from draftconf.reference.layer import EXPERT_WEIGHTS, graph
+from draftconf.reference.loss import lk_loss_backward, total_loss
+from draftconf.reference.ops import Op, log_softmax
+from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.unroll import draft_sequence, parameter_gradients, stacked_parameters, step_inputs
 
-from conformance import outcome as verdict
-from conformance.adapter import AdapterError, NotOffered
-from conformance.cases import Case, handed_over, make_inputs, make_parameters
-from conformance.compare import BIAS_LIMIT, Comparison, Mismatch, compare, width
-from conformance.decisions import Decisions, judge_experts, near_best
-from conformance.growth import growth
-from conformance.operands import of_gradient, of_node
-from conformance.outcome import UNDECIDED_WIDTH
-from conformance.trace import Edge, Walk, Walker
-from reference import graph as walks
-from reference.bounds import arithmetic
-from reference.config import Choices, frozen_parameters, trained_parameters
-from reference.graph import Node
-from reference.layer import EXPERT_WEIGHTS, graph
-from reference.loss import lk_loss_backward, total_loss
-from reference.ops import Op, log_softmax
-from reference.running import Running, exact, lifted
-from reference.unroll import draft_sequence, parameter_gradients, stacked_parameters, step_inputs
+from . import outcome as verdict
+from .adapter import AdapterError, NotOffered
+from .cases import Case, handed_over, make_inputs, make_parameters
+from .compare import BIAS_LIMIT, Comparison, Mismatch, compare, width
+from .decisions import Decisions, judge_experts, near_best
+from .growth import growth
+from .operands import of_gradient, of_node
+from .outcome import UNDECIDED_WIDTH
+from .trace import Edge, Walk, Walker
 
 
 @dataclass

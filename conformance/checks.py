@@ -7,20 +7,21 @@ checks of one case, so that asking for one more quantity costs nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from conformance import check_exact as exactly
-from conformance import check_pattern as reading
-from conformance import check_pattern_losses as summing
-from conformance import check_sampling as sampled
-from conformance import check_stage as staged
-from conformance import check_unroll as unrolled
-from conformance.adapter import Description
-from conformance.cases import Case, cases_for, unroll_cases
-from conformance.losses import loss_stages
-from conformance.outcome import dump
-from conformance.stages import FIRST, FIRST_STEP, STAGES, Stage
-from conformance.trace import DECISION_STAGES, is_boundary
-from reference.config import Choices, trained_parameters
-from reference.layer import graph
+from draftconf.reference.config import Choices, trained_parameters
+from draftconf.reference.layer import graph
+
+from . import check_exact as exactly
+from . import check_pattern as reading
+from . import check_pattern_losses as summing
+from . import check_sampling as sampled
+from . import check_stage as staged
+from . import check_unroll as unrolled
+from .adapter import Description
+from .cases import Case, cases_for, unroll_cases
+from .losses import loss_stages
+from .outcome import dump
+from .stages import FIRST, FIRST_STEP, STAGES, Stage
+from .trace import DECISION_STAGES, is_boundary
 
 LOSS_OUTPUTS = ("slot_losses", "step_losses", "total_loss")
 FIRST_CASES = ("tame", "harsh")  # the others differ in what no method at step 1 reads

@@ -9,8 +9,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import conformance
-from conformance.options import OPTIONS, STARTED_BY
+from draftconf import __version__
+
+from .options import OPTIONS, STARTED_BY
 
 MISTAKE = 2
 PYTEST_USAGE = 4
@@ -52,7 +53,7 @@ def dispatch(arguments: list[str]) -> int:
 
 def build() -> Parser:
     parser = Parser(prog="conform", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"conform {conformance.__version__}")
+    parser.add_argument("--version", action="version", version=f"conform {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     commands.add_parser("run", help="the verdict on an implementation", add_help=False)
     one = commands.add_parser("stages", help="what each stage is: equation, source, inputs, outputs")
@@ -117,18 +118,18 @@ def run(arguments: list[str]) -> int:
 
 def targets(checks: list[str]) -> list[str]:
     """What pytest collects: the files of this checkout by path where we stand in it, else the installed package."""
-    from conformance.explaining import ID
-    from conformance.results import KINDS
+    from .explaining import ID
+    from .results import KINDS, module_of
 
     here = Path("conformance").resolve() == Path(__file__).resolve().parent
-    start = [] if here else ["-p", "conformance.plugin", "--pyargs"]
+    start = [] if here else ["-p", "draftconf.conformance.plugin", "--pyargs"]
     if not checks:
-        return [*start, "conformance/" if here else "conformance"]
+        return [*start, "conformance/" if here else "draftconf"]
     for check in checks:
         if not ID.fullmatch(check):
             raise ValueError(f"{check!r} is no check id: wanted stage.quantity.aspect[layout-policy-case]")
         kind = {"trace": "trace", "end": "end_to_end"}.get(ID.fullmatch(check)["aspect"], "stage")
-        test = KINDS[kind] if here else KINDS[kind].replace(".py", "").replace("/", ".")
+        test = KINDS[kind] if here else module_of(KINDS[kind])
         start.append(f"{test}[{check}]")
     return start
 
@@ -137,7 +138,7 @@ def targets(checks: list[str]) -> list[str]:
 
 
 def stages(options) -> int:
-    from conformance.described import boundaries, find, methods
+    from .described import boundaries, find, methods
 
     for name in options.names:
         found = find(name)
@@ -170,7 +171,7 @@ def in_full(stage) -> str:
 
 
 def explain(options) -> int:
-    from conformance.explaining import explain as told
+    from .explaining import explain as told
 
     for line in told(options.check, options.adapter, options.seed).splitlines():
         indent = " " * (10 if line[:1].isupper() and line[:10].rstrip().isalpha() else 4)
@@ -180,7 +181,7 @@ def explain(options) -> int:
 
 
 def new_adapter(options) -> int:
-    from conformance.skeletons import skeleton
+    from .skeletons import skeleton
 
     path = Path(options.path)
     if path.suffix != ".py":
@@ -194,9 +195,9 @@ def new_adapter(options) -> int:
 
 
 def report(options) -> int:
-    from conformance import changes
-    from conformance import report as rendered
-    from conformance.summary import badge
+    from . import changes
+    from . import report as rendered
+    from .summary import badge
 
     results = changes.read(options.results)
     found = changes.changes(changes.read(options.compare), results) if options.compare else None
@@ -221,12 +222,12 @@ PASSED_ON = {
 
 
 def available(module: str) -> bool:
-    return importlib.util.find_spec(f"conformance.{module}") is not None
+    return importlib.util.find_spec(f"draftconf.conformance.{module}") is not None
 
 
 def passed_on(module: str, arguments: list[str]) -> int:
     """The module's own ``main``."""
-    name = f"conformance.{module}"
+    name = f"draftconf.conformance.{module}"
     if importlib.util.find_spec(name).submodule_search_locations:
         name += ".__main__"
     return importlib.import_module(name).main(arguments) or 0

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
+from draftconf.reference.bounds import FAILURE_PROBABILITY, Arithmetic
+from draftconf.reference.running import Running, exact
 
-from conformance.operands import bits
-from reference.bounds import FAILURE_PROBABILITY, Arithmetic
-from reference.running import Running, exact
+from .operands import bits
 
 BIAS_TESTS = 2**12  # no run makes more bias tests
 BIAS_LIMIT = sqrt(2 * log(2 * BIAS_TESTS / FAILURE_PROBABILITY))

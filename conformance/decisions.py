@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from draftconf.reference.bounds import Arithmetic
+from draftconf.reference.running import Running, exact
 
-from conformance.compare import Comparison, Mismatch
-from conformance.operands import operand
-from reference.bounds import Arithmetic
-from reference.running import Running, exact
+from .compare import Comparison, Mismatch
+from .operands import operand
 
 LISTED = 16  # logits of an illegal token that are listed
 

@@ -5,11 +5,12 @@ The one source of ``conform stages``, ``conform explain`` and the documentation 
 
 from dataclasses import dataclass
 
-from conformance.losses import LOSSES
-from conformance.stages import STAGES
-from conformance.trace import is_boundary
-from reference.config import Choices, DraftConfig
-from reference.layer import graph
+from draftconf.reference.config import Choices, DraftConfig
+from draftconf.reference.layer import graph
+
+from .losses import LOSSES
+from .stages import STAGES
+from .trace import is_boundary
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 
-from conformance.cases import unroll_cases
-from conformance.check_exact import MX_CASES, SILENT
-from conformance.described import find
-from conformance.hunted import hunted
-from conformance.losses import LOSSES
-from conformance.results import repeat_command
-from conformance.stages import FIRST
+from .cases import unroll_cases
+from .check_exact import MX_CASES, SILENT
+from .described import find
+from .hunted import hunted
+from .losses import LOSSES
+from .results import repeat_command
+from .stages import FIRST
 
 ID = re.compile(r"(?P<name>.+)\.(?P<aspect>stage|trace|end|exact)\[(?P<layout>[^-]+)-(?P<policy>.+)-(?P<case>[^-]+)\]")
 CASES = {
@@ -100,8 +100,8 @@ class Named:
 
 def names() -> list[tuple[str, str]]:
     """Stage and quantity of every check of a plan that offers all."""
-    from conformance.adapter import Description
-    from conformance.checks import plan
+    from .adapter import Description
+    from .checks import plan
 
     return list(dict.fromkeys((c.stage, c.quantity) for c in plan(Description.from_dict({
         "name": "any", "formats": {"storage": "float32"}, "pattern": {"step_weights": [1] * 7},

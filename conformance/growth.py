@@ -4,10 +4,10 @@ Reported only, never judged: the walk judges each step by itself, and the losses
 """
 
 import numpy as np
+from draftconf.reference.running import exact
+from draftconf.reference.unroll import outside_document
 
-from conformance.compare import allowance
-from reference.running import exact
-from reference.unroll import outside_document
+from .compare import allowance
 
 DRIFTING = ("layer_output", "logits", "lk_loss")
 

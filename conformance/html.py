@@ -5,13 +5,13 @@ Everything is drawn here; the script only switches panels, the theme and the lik
 
 from importlib.resources import files
 
-from conformance.page import charts, tables
-from conformance.page.findings import findings
-from conformance.page.parts import command, finding_anchor, folded, gravest, grouped, number, table, tag
-from conformance.page.pipeline import draw, stacked
-from conformance.page.ratios import by_step, legend, slug, text, worst
-from conformance.report import cell, closing, rank, title
-from conformance.results import FAULTS, STATUSES, blame, faults, repeat
+from .page import charts, tables
+from .page.findings import findings
+from .page.parts import command, finding_anchor, folded, gravest, grouped, number, table, tag
+from .page.pipeline import draw, stacked
+from .page.ratios import by_step, legend, slug, text, worst
+from .report import cell, closing, rank, title
+from .results import FAULTS, STATUSES, blame, faults, repeat
 
 LIMIT = 2 * 1024 * 1024  # bytes
 #: How much detail, most first: findings in full, findings as a line, whether passing rows show their worst element.
@@ -67,7 +67,7 @@ def whole(results: dict, changes: dict | None, full: int, brief: int, passing: b
 
 
 def asset(name: str) -> str:
-    return files("conformance.page").joinpath(name).read_text(encoding="utf-8")
+    return files("draftconf.conformance.page").joinpath(name).read_text(encoding="utf-8")
 
 
 # -- the verdict -------------------------------------------------------------------------------------------------------

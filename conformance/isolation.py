@@ -20,15 +20,17 @@ from pathlib import Path
 
 import execnet
 
-from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout, Description, NotOffered, Result
-from conformance.limits import Limits
-from conformance.worker import GROUPS, receive, send
+import draftconf
+
+from .adapter import AdapterCrash, AdapterError, AdapterTimeout, Description, NotOffered, Result
+from .limits import Limits
+from .worker import GROUPS, receive, send
 
 LOADING = 600.0  # seconds; some packages import for minutes
 TAIL = 1 << 14  # bytes of its output that are kept
 FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
-#: Lends the process these packages of the suite's directory, and nothing else that lies there.
+#: Lends the process this package of the suite's directory, and nothing else that lies there.
 BOOTSTRAP = """
 import importlib.machinery, os, sys
 os.setsid()
@@ -38,12 +40,12 @@ root = channel.receive()
 class Lent:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name in ("conformance", "reference", "fast"):
+        if name == "draftconf":
             return importlib.machinery.PathFinder.find_spec(name, [root])
 
 sys.meta_path.insert(0, Lent)
-from conformance.limits import Limits
-from conformance.worker import serve
+from draftconf.conformance.limits import Limits
+from draftconf.conformance.worker import serve
 serve(channel)
 """
 
@@ -60,8 +62,10 @@ class Process:
         try:
             self._channel = self._launch(limits.interpreter())
             self.pid = self._next(time.monotonic() + LOADING)
-            self._channel.send(str(Path(__file__).resolve().parents[1]))
+            home = str(Path(draftconf.__file__).resolve().parents[1])  # a checkout's has folders that may bear any name
+            self._channel.send(home)
             path = [] if limits.python else [str(Path(entry or ".").absolute()) for entry in sys.path]
+            path = [entry for entry in path if entry != home or "site-packages" in home]
             self._channel.send({"adapter": adapter, "memory": limits.memory, "path": path})
             self.hello, _ = self._receive(LOADING)
         except BaseException:

@@ -39,7 +39,7 @@ class UnknownAdapterError(ValueError):
 
 def _find(name: str):
     if name in built_in():
-        return importlib.import_module(f"conformance.adapters.{name}").adapter
+        return importlib.import_module(f"draftconf.conformance.adapters.{name}").adapter
     place, colon, attribute = name.rpartition(":")
     if colon and place and attribute:
         return _attribute(_load_file(place) if place.endswith(".py") else _import(place), attribute, name)
@@ -73,6 +73,11 @@ def _load_file(path: str):
     file = Path(path).resolve()
     if not file.is_file():
         raise UnknownAdapterError(f"there is no adapter file {path}")
+    own = Path(__file__).resolve().parent
+    if file.is_relative_to(own):
+        return importlib.import_module(
+            ".".join(("draftconf.conformance", *file.relative_to(own).with_suffix("").parts))
+        )
     root, parts = file.parent, [file.stem]
     while (root / "__init__.py").is_file():
         root, parts = root.parent, [root.name, *parts]

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
+from draftconf.reference import loss
+from draftconf.reference.divergences import DIVERGENCES, REDUCTIONS, divergence, hybrid
+from draftconf.reference.graph import Node
+from draftconf.reference.loss import target_op
 
-from conformance.stages import Stage, at, lk_arrays
-from reference import loss
-from reference.divergences import DIVERGENCES, REDUCTIONS, divergence, hybrid
-from reference.graph import Node
-from reference.loss import target_op
+from .stages import Stage, at, lk_arrays
 
 ARXIV = "arXiv:2602.23881"
 #: Method: equation and source.

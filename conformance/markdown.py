@@ -3,9 +3,9 @@
 from collections import defaultdict
 from pathlib import Path
 
-from conformance import operands
-from conformance.report import cell, closing, numbers, pairs, rank, show, title, worst_check
-from conformance.results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
+from . import operands
+from .report import cell, closing, numbers, pairs, rank, show, title, worst_check
+from .results import DECISIONS, STATUSES, blame, faults, measure, repeat, sum_decisions
 
 FINDINGS_IN_FULL = 40
 OPERANDS_LISTED = 40
@@ -86,7 +86,7 @@ def _changes(changes: dict | None) -> str:
     """What an earlier run had otherwise."""
     if changes is None:
         return ""
-    from conformance.changes import counted, sections
+    from .changes import counted, sections
 
     parts = [
         f"{counted(changes)[0].upper()}{counted(changes)[1:]}.",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from conformance import adapter
+from . import adapter
 
 
 def zeros(x: np.ndarray, inputs: Mapping) -> np.ndarray:

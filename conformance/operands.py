@@ -7,10 +7,9 @@ that element. Of more than fit, those with the largest product of derivative and
 import struct
 
 import numpy as np
-
-from reference.config import BLOCK
-from reference.graph import Key, Node, backward
-from reference.running import Running
+from draftconf.reference.config import BLOCK
+from draftconf.reference.graph import Key, Node, backward
+from draftconf.reference.running import Running
 
 ENTRIES = 256  # of one element, all its operands together
 FEW = 32  # where a row of logits is an operand
@@ -152,7 +151,7 @@ def inside(x: np.ndarray, index: tuple) -> bool:
 
 def bits(value: float, form: str) -> str:
     """The bits that a format stores for ``value``, rounded to nearest where it is none of its numbers: 0x3f80."""
-    from reference.formats import round_to
+    from draftconf.reference.formats import round_to
 
     if form not in ("float64", "float32", "bfloat16", "float16"):
         return ""

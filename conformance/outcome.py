@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.compare import BIAS_LIMIT, Bias, Comparison
-from conformance.decisions import Decisions, Illegal
-from conformance.operands import listed
+from .compare import BIAS_LIMIT, Bias, Comparison
+from .decisions import Decisions, Illegal
+from .operands import listed
 
 UNDECIDED_WIDTH = 0.1  # a bound wider than a tenth of the quantity (2-norm) decides nothing
 

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from conformance import options, report
-from conformance.summary import badge, job_summary
+from . import options, report
+from .summary import badge, job_summary
 
 FILES = {
     "results": lambda results, changes: report.as_json(results),

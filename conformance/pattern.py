@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from conformance.losses import slot_losses
+from .losses import slot_losses
 
 #: Losses of one slot by name, of draft logits and target logits [..., V] -> [...].
 LOSSES = {name: slot_losses(name) for name in ("lk", "soft_ce", "kl", "tv")}

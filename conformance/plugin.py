@@ -10,16 +10,17 @@ import os
 import re
 import sys
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
-from conformance import options
-from conformance.terminal import Terminal
+from . import options
+from .terminal import Terminal
 
 RECORDER = "draftconf-recorder"
 PROPERTY = "draftconf"
 KIND_OF = {"test_stage": "stage", "test_trace": "trace", "test_end_to_end": "end_to_end"}
-MODULES = ("conformance.test_stages", "conformance.test_trace", "conformance.test_end_to_end")
+MODULES = ("test_stages", "test_trace", "test_end_to_end")  # beside this file
 FAULTS = ("fail", "error", "crash", "timeout")
 NODE = re.compile(r"::(?:test_stage|test_trace|test_end_to_end)\[(.+\[.+\])\]")
 
@@ -55,7 +56,7 @@ def _earlier(config):
     path = options.value(config, "compare")
     if not path or hasattr(config, "workerinput"):
         return None
-    from conformance import changes
+    from . import changes
 
     try:
         return changes.read(config.invocation_params.dir / path)
@@ -68,7 +69,7 @@ def _deviations(config):
     path = options.value(config, "deviations")
     if not path:
         return None
-    from conformance import deviations
+    from . import deviations
 
     try:
         return deviations.load(config.invocation_params.dir / path)
@@ -79,8 +80,8 @@ def _deviations(config):
 def judge(check, request):
     """Run one check and make its outcome that of the test item."""
     __tracebackhide__ = True
-    from conformance.report import failure
-    from conformance.results import repeat_command
+    from .report import failure
+    from .results import repeat_command
 
     recorder = request.config.pluginmanager.get_plugin(RECORDER)
     outcome, details = recorder.run(check)
@@ -96,6 +97,12 @@ def judge(check, request):
         pytest.skip(outcome["message"] or "not offered")
     if outcome["verdict"] == "known deviation":
         pytest.xfail(outcome["extra"]["deviation"]["reason"])
+
+
+def _of_the_suite_module(module) -> bool:
+    """Whatever name it was imported by: a checkout's goes by its folder."""
+    file = Path(module.__file__)
+    return file.stem in MODULES and file.parent.resolve() == Path(__file__).resolve().parent
 
 
 def _properties(check, outcome: dict) -> list[tuple[str, str]]:
@@ -127,7 +134,7 @@ class Recorder:
     # -- planning --------------------------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc):
-        if metafunc.module.__name__ not in MODULES or "check" not in metafunc.fixturenames:
+        if not _of_the_suite_module(metafunc.module) or "check" not in metafunc.fixturenames:
             return
         self.collected = True
         kind = KIND_OF[metafunc.function.__name__]
@@ -155,13 +162,13 @@ class Recorder:
             raise pytest.UsageError(self.usage_error)
 
     def _make_plan(self) -> list:
-        from conformance import adapter, checks
+        from . import adapter, checks
 
         dump = self.option("dump")
         dump = self.config.invocation_params.dir / dump if dump else None
         limits = self.limits()
         if limits.isolated:
-            from conformance.isolation import IsolatedSubject
+            from .isolation import IsolatedSubject
 
             subject = IsolatedSubject(self.adapter, limits, dump=dump)
         else:
@@ -181,7 +188,7 @@ class Recorder:
 
     def limits(self):
         """Where the adapter runs. Raises ValueError for options that do not go together."""
-        from conformance.limits import Limits
+        from .limits import Limits
 
         option = self.option
         return Limits.of(
@@ -233,13 +240,13 @@ class Recorder:
 
     @staticmethod
     def about(check) -> dict:
-        from conformance.results import about
+        from .results import about
 
         return about(check)
 
     def run(self, check) -> tuple[dict, str]:
         """The outcome of a check, and traceback lines if it raised. Whatever it raises is an outcome."""
-        from conformance import adapter, results
+        from . import adapter, results
 
         try:
             return results.clean(check.run(self.subject), self.about(check)), ""
@@ -252,7 +259,7 @@ class Recorder:
 
     @staticmethod
     def _ended(verdict: str, message: str) -> dict:
-        from conformance.results import EMPTY
+        from .results import EMPTY
 
         return EMPTY | {"verdict": verdict, "message": message, "extra": {}}
 
@@ -285,7 +292,7 @@ class Recorder:
     def _stop(self):
         if self.subject is None:
             return
-        from conformance.adapter import AdapterError, NotOffered
+        from .adapter import AdapterError, NotOffered
 
         try:
             self.subject.close()
@@ -298,7 +305,7 @@ class Recorder:
         shared = {"collected": self.collected, "usage_error": self.usage_error}
         shared |= {"problems": self.problems, "notes": self.notes}
         if self.plan is not None:
-            from conformance.results import environment
+            from .results import environment
 
             shared |= {
                 "plan": [self.about(check) for check in self.plan],
@@ -330,7 +337,7 @@ class Recorder:
         if "plan" not in told:  # collection failed, or no worker lived to tell
             self._fail(session)
             return
-        from conformance import changes, outputs, results
+        from . import changes, outputs, results
 
         self.results = results.build(
             plan=told["plan"],
@@ -365,7 +372,7 @@ class Recorder:
     def pytest_report_collectionfinish(self):
         if self.subject is None:
             return []
-        from conformance import report
+        from . import report
 
         return report.header(self.subject.about(), self.adapter, self.seed)
 
@@ -373,7 +380,7 @@ class Recorder:
     def pytest_terminal_summary(self, terminalreporter):
         if self.results is None:
             return
-        from conformance import report
+        from . import report
 
         terminalreporter.section(f"conformance of {self.adapter}")
         for line in report.summary(self.results, self.changes) + self.written:
@@ -387,7 +394,7 @@ class Recorder:
         if self.usage_error and not self.usage_error_told:  # a worker found it, or a node id is not in an empty plan
             terminal.write_line(f"ERROR: {self.usage_error}", red=True)
         if self.results is not None:
-            from conformance import report
+            from . import report
 
             good = self.results["verdict"] == "no fault found"
             terminal.write_line(report.closing(self.results), green=good, red=not good)
@@ -409,7 +416,7 @@ def _narrow(plan: list, patterns: list[str] | None) -> list:
 
 
 def _of_the_suite(item) -> bool:
-    return getattr(getattr(item, "module", None), "__name__", None) in MODULES and hasattr(item, "callspec")
+    return hasattr(item, "callspec") and _of_the_suite_module(item.module)
 
 
 def _check_of(item):

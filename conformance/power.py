@@ -1,7 +1,7 @@
 """Whether the suite could have failed: mutants, null adapters and honest twins of ``fast`` against it.
 
-python -m conformance.power POWER.md            everything, with power.json beside it
-python -m conformance.power --only NAME ...     these mutants or areas, on the terminal
+python -m draftconf.conformance.power POWER.md            everything, with power.json beside it
+python -m draftconf.conformance.power --only NAME ...     these mutants or areas, on the terminal
 """
 
 import argparse
@@ -14,9 +14,9 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from conformance import adapter, checks, results
-from conformance.mutants import MUTANTS, Mutant
-from conformance.nulls import NULLS, Previous
+from . import adapter, checks, results
+from .mutants import MUTANTS, Mutant
+from .nulls import NULLS, Previous
 
 KINDS = ("trace", "stage", "end_to_end")
 LAYOUTS = ("mtp", "eagle3")
@@ -24,7 +24,7 @@ LAYOUTS = ("mtp", "eagle3")
 
 def subject_for(layout: str, policy: str, choices=None, formats=None, kind=adapter.Subject) -> adapter.Subject:
     """``fast`` that declares just this layout, policy and these choices, as a subject of class ``kind``."""
-    from conformance.adapters.fast import POLICIES, FastAdapter
+    from .adapters.fast import POLICIES, FastAdapter
 
     fast = FastAdapter("eager")  # whose functions the mutants change
     fast.layouts, fast.choices = [layout], dict(choices or {})
@@ -176,9 +176,9 @@ class Honest:
 
 def honest_twins() -> list:
     """The population of conformance.twins, and stochastic rounding for those who declare it."""
-    from conformance.mutants.core import everywhere
-    from conformance.mutants.precise import stochastic_stores
-    from conformance.twins import TWINS, Twin
+    from .mutants.core import everywhere
+    from .mutants.precise import stochastic_stores
+    from .twins import TWINS, Twin
 
     return [
         *TWINS,
@@ -280,7 +280,7 @@ def main() -> None:
         return
     nulls = list(spread(_null, [(name, layout) for name in NULLS for layout in LAYOUTS], options.processes))
     honest = list(spread(run_honest, honest_tasks(options.seeds), options.processes))
-    from conformance.power_report import digest, markdown
+    from .power_report import digest, markdown
 
     write(options.report, markdown(mutants, verdicts, nulls, honest))
     write(Path(__file__).with_name("measured_power.md"), digest(mutants, verdicts, nulls, honest))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from conformance.mutants import NOT_EXPRESSIBLE
+from .mutants import NOT_EXPRESSIBLE
 
 LOOKS = {"trace": "the walk", "stage": "a stage check", "end_to_end": "end to end"}
 

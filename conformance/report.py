@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from conformance.deviations import VERDICT as DEVIATES
-from conformance.results import FAULTS, STATUSES, label, measure, number, suite
+from .deviations import VERDICT as DEVIATES
+from .results import FAULTS, STATUSES, label, measure, number, suite
 
 # -- terminal --------------------------------------------------------------------------------------------------------
 
@@ -27,8 +27,8 @@ def title(subject: dict) -> str:
 
 
 def summary(results: dict, changes: dict | None = None) -> list[str]:
-    from conformance.changes import counted
-    from conformance.summary import terminal_table
+    from .changes import counted
+    from .summary import terminal_table
 
     subject, about, environment = results["subject"], results["suite"], results["environment"]
     lines = [
@@ -136,13 +136,13 @@ def as_json(value: dict) -> str:
 
 
 def as_markdown(results: dict, changes: dict | None = None) -> str:
-    from conformance.markdown import markdown
+    from .markdown import markdown
 
     return markdown(results, changes)
 
 
 def as_html(results: dict, changes: dict | None = None) -> str:
-    from conformance.html import html
+    from .html import html
 
     return html(results, changes)
 

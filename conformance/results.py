@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import conformance
+from draftconf import __version__
 
 KINDS = {
     "stage": "conformance/test_stages.py::test_stage",
@@ -103,9 +103,9 @@ def torch_version() -> str | None:
 
 def suite() -> dict:
     """Version of the suite, and a hash of all that decides a verdict: stages, cases, checks and the oracle."""
-    from conformance.adapter import PROTOCOL
+    from .adapter import PROTOCOL
 
-    return {"version": conformance.__version__, "hash": content_hash(Path(__file__).parents[1]), "protocol": PROTOCOL}
+    return {"version": __version__, "hash": content_hash(Path(__file__).parents[1]), "protocol": PROTOCOL}
 
 
 @cache
@@ -116,6 +116,11 @@ def content_hash(root: Path) -> str:
         text = source.read_bytes().replace(b"\r\n", b"\n")
         digest.update(f"{source.parent.name}/{source.name} {len(text)}\n".encode() + text)
     return digest.hexdigest()[:12]
+
+
+def module_of(test: str) -> str:
+    """The name that pytest's --pyargs takes for a test function of a file of the checkout."""
+    return f"draftconf.{test.replace('.py', '').replace('/', '.')}"
 
 
 def repeat_command(
@@ -132,7 +137,7 @@ def repeat_command(
         return f"{command} {options}".strip()
     test = KINDS[check["kind"]]
     if pyargs:
-        test = test.replace(".py", "").replace("/", ".")
+        test = module_of(test)
     node = shlex.quote(f"{test}[{check['id']}]")
     command = f"pytest {'--pyargs ' if pyargs else ''}{node} --adapter {shlex.quote(adapter)} --seed {seed}"
     return f"{command} {options}".strip()

@@ -3,20 +3,20 @@
 An honest run of ``fast`` is recorded once; then a fault of relative size eps is put into one stage's recorded output
 and eps is bisected until the comparison just alarms. Kinds: one element (the most sensitive one, and the median one),
 the whole tensor scaled, and a constant added to every element, in units of the tensor's root mean square. Written as a
-table in units of the declared unit roundoff: ``python -m conformance.sensitivity FILE.md``.
+table in units of the declared unit roundoff: ``python -m draftconf.conformance.sensitivity FILE.md``.
 """
 
 import sys
 from pathlib import Path
 
 import numpy as np
+from draftconf.reference.bounds import Arithmetic
+from draftconf.reference.running import Running
 
-from conformance import adapter
-from conformance.cases import unroll_cases
-from conformance.check_unroll import UnrollRun
-from conformance.compare import BIAS_LIMIT, Bias, allowance, compare
-from reference.bounds import Arithmetic
-from reference.running import Running
+from . import adapter
+from .cases import unroll_cases
+from .check_unroll import UnrollRun
+from .compare import BIAS_LIMIT, Bias, allowance, compare
 
 KINDS = ("element, best", "element, median", "whole tensor", "added constant")
 SMALLEST, LARGEST = 1e-20, 1e3

@@ -8,7 +8,7 @@ It offers the LK loss to begin with. Replace the body of `my_lk_loss` by a call 
 
 import torch
 
-from conformance.torch_helper import TorchAdapter, stage
+from draftconf.torch_helper import TorchAdapter, stage
 
 
 def my_lk_loss(draft_logits, target_logits):
@@ -49,7 +49,7 @@ class Adapter(TorchAdapter):
     # Losses other than LK that your trainer offers, each a method of its own (docs/losses.md):
     # losses_declared = {{"kl_loss": {{}}, "soft_ce_loss": {{"reduction": "supervised"}}}}
 
-    # `unroll` runs the seven steps. Record what each stage hands on with conformance.torch_helper.Trace, and a fault
+    # `unroll` runs the seven steps. Record what each stage hands on with draftconf.torch_helper.Trace, and a fault
     # is placed by step and stage; conformance/adapters/fast.py shows how.
 
     # A trainer whose draft layer is not K3's offers `pattern` in its place (docs/pattern.md):

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-
-from conformance.cases import Case
-from reference import attention, loss
-from reference.config import Choices, DraftConfig
-from reference.graph import Key, Node
-from reference.layer import (
+from draftconf.reference import attention, loss
+from draftconf.reference.config import Choices, DraftConfig
+from draftconf.reference.graph import Key, Node
+from draftconf.reference.layer import (
     attention_nodes,
     dense_nodes,
     expert_weight_nodes,
@@ -25,7 +23,9 @@ from reference.layer import (
     moe_nodes,
     rows,
 )
-from reference.ops import LINEAR, Op, linear, linear_backward, no_gradient, situ
+from draftconf.reference.ops import LINEAR, Op, linear, linear_backward, no_gradient, situ
+
+from .cases import Case
 
 STEP = 3  # the step of stages that depend on it: an own key of each of two earlier steps
 

@@ -1,9 +1,9 @@
 """The short renderings: a job summary for GitHub Actions, a badge, and the table that a terminal run ends with."""
 
-from conformance.changes import counted, sections
-from conformance.markdown import table
-from conformance.report import cell, closing, title, worst_check
-from conformance.results import FAULTS, STATUSES, blame, faults, repeat
+from .changes import counted, sections
+from .markdown import table
+from .report import cell, closing, title, worst_check
+from .results import FAULTS, STATUSES, blame, faults, repeat
 
 LINES = 200  # of a job summary at most
 FINDINGS = 20

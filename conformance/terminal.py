@@ -68,7 +68,7 @@ class Terminal:
         failed = stats.get("failed", [])
         if results is None or terminalreporter.verbosity > 0 or len(failed) <= SHOWN:
             return (yield)
-        from conformance.results import faults
+        from .results import faults
 
         place = {check["id"]: i for i, check in enumerate(faults(results))}
         by_place = sorted(failed, key=lambda r: place.get(self.recorder.selected.get(r.nodeid), -1))

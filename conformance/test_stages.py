@@ -1,6 +1,6 @@
 """Stage checks: each stage by itself, on inputs that its storage format holds exactly."""
 
-from conformance.plugin import judge
+from draftconf.conformance.plugin import judge
 
 
 def test_stage(check, request):

@@ -1,6 +1,6 @@
 """Trace checks: the oracle walks along the implementation's own recorded steps."""
 
-from conformance.plugin import judge
+from draftconf.conformance.plugin import judge
 
 
 def test_trace(check, request):

@@ -2,7 +2,7 @@
 
 An adapter of one method::
 
-    from conformance.torch_helper import TorchAdapter, stage
+    from .torch_helper import TorchAdapter, stage
 
     class MyLoss(TorchAdapter):
         name = "my loss"

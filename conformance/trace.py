@@ -10,18 +10,18 @@ gradient the sum over the steps. A boundary that is not recorded is composed ove
 from dataclasses import dataclass, field
 
 import numpy as np
+from draftconf.reference import mx
+from draftconf.reference.bounds import arithmetic
+from draftconf.reference.config import Choices, DraftConfig, trained_parameters
+from draftconf.reference.formats import round_to, store
+from draftconf.reference.graph import Key, Node, contributions
+from draftconf.reference.layer import graph
+from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
 
-from conformance.compare import Bias, Comparison, Mismatch, compare
-from conformance.decisions import Decisions, Illegal, illegal_experts, illegal_token, judge_experts, near_best
-from conformance.operands import listed, of_block, of_node, of_sum
-from reference import mx
-from reference.bounds import arithmetic
-from reference.config import Choices, DraftConfig, trained_parameters
-from reference.formats import round_to, store
-from reference.graph import Key, Node, contributions
-from reference.layer import graph
-from reference.running import Running, exact, lifted
-from reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
+from .compare import Bias, Comparison, Mismatch, compare
+from .decisions import Decisions, Illegal, illegal_experts, illegal_token, judge_experts, near_best
+from .operands import listed, of_block, of_node, of_sum
 
 DECISION_STAGES = ("experts", "tokens")
 RESIDUAL_SUMS = ("attn_output", "layer_output")

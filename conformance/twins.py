@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from draftconf.fast import attention, layer, loss, moe, unroll
+from draftconf.fast.ops import wide
 
-from conformance.mutants.core import after, around, both, everywhere
-from fast import attention, layer, loss, moe, unroll
-from fast.ops import wide
+from .mutants.core import after, around, both, everywhere
 
 
 @dataclass(frozen=True)

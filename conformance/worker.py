@@ -15,10 +15,10 @@ import signal
 import sys
 
 import numpy as np
+from draftconf.reference.config import Choices, DraftConfig
 
-from conformance.adapter import METHODS, AdapterError, NotOffered, Subject, frames, load
-from conformance.results import environment, plain, torch_version
-from reference.config import Choices, DraftConfig
+from .adapter import METHODS, AdapterError, NotOffered, Subject, frames, load
+from .results import environment, plain, torch_version
 
 GROUPS = ("inputs", "cotangents", "forced")
 PARTS = ("outputs", "grads", "decisions", "trace")

@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from conformance.described import Described, boundaries, methods  # noqa: E402
-from conformance.hunted import FAULTS  # noqa: E402
-from conformance.options import OPTIONS  # noqa: E402
+from draftconf.conformance.described import Described, boundaries, methods  # noqa: E402
+from draftconf.conformance.hunted import FAULTS  # noqa: E402
+from draftconf.conformance.options import OPTIONS  # noqa: E402
 
 PACKAGES = ("reference", "conformance", "fast")
 

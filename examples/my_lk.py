@@ -2,7 +2,7 @@
 
 import torch
 
-from conformance.torch_helper import TorchAdapter, stage
+from draftconf.torch_helper import TorchAdapter, stage
 
 
 def my_loss(draft_logits, target_logits):

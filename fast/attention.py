@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fast.ops import keep, linear, rms_norm, wide
+from .ops import keep, linear, rms_norm, wide
 
 
 def mla_query(x: Tensor, params: dict, config, choices, record=keep) -> Tensor:

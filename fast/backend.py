@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fast.kernels import build
+from .kernels import build
 
 BACKENDS = ("auto", "native", "triton", "eager")
 _chosen = "auto"

@@ -7,8 +7,8 @@ both. Layout mtp counts the tokens of each expert on the host, and the fused pat
 import torch
 from torch import Tensor
 
-from fast.model import DraftModel
-from fast.unroll import check_inputs, sanitize, unroll_checked
+from .model import DraftModel
+from .unroll import check_inputs, sanitize, unroll_checked
 
 WARM_UPS = 3  # runs before the capture, in which kernels are compiled and workspaces allocated
 

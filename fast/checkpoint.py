@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
 from torch import Tensor
 
-from fast.model import DraftModel
-from fast.mx import BLOCK, dequantize, pack, quantize, unpack
-from reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
+from .model import DraftModel
+from .mx import BLOCK, dequantize, pack, quantize, unpack
 
 try:
     from safetensors import SafetensorError, safe_open

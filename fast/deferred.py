@@ -8,7 +8,7 @@ depend on a ``token`` made from the weight, so the token's backward runs after a
 import torch
 from torch import Tensor
 
-from fast.ops import wide
+from .ops import wide
 
 
 class Uses:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fast.deferred import Uses
-from fast.moe import MOE, quantize_activations
-from fast.mx import fake_quantize
-from fast.ops import wide
-from fast.pointwise import situ, situ_gradient
+from .deferred import Uses
+from .moe import MOE, quantize_activations
+from .mx import fake_quantize
+from .ops import wide
+from .pointwise import situ, situ_gradient
 
 WHICH = ("w1", "w3", "w2")
 

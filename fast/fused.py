@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from draftconf.reference.config import frozen_parameters
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fast.deferred import Weight
-from fast.experts import ExpertCache, Experts
-from fast.fusion import embed, first_slots
-from fast.layer import argmax_token
-from fast.linear_loss import CHUNK_ROWS, linear_lk_total, times_transposed
-from fast.loss import total_loss
-from fast.merged_attention import attention
-from fast.moe import MOE, mx_input, route
-from fast.ops import keep, wide
-from fast.pointwise import rms_norm, sigmoid_gate, situ_glu
-from fast.unroll import check_inputs, inside_draft_vocabulary, recycle, sanitize, shift, step_inputs
-from reference.config import frozen_parameters
+from .deferred import Weight
+from .experts import ExpertCache, Experts
+from .fusion import embed, first_slots
+from .layer import argmax_token
+from .linear_loss import CHUNK_ROWS, linear_lk_total, times_transposed
+from .loss import total_loss
+from .merged_attention import attention
+from .moe import MOE, mx_input, route
+from .ops import keep, wide
+from .pointwise import rms_norm, sigmoid_gate, situ_glu
+from .unroll import check_inputs, inside_draft_vocabulary, recycle, sanitize, shift, step_inputs
 
 RECOMPUTE = ("none", "attention", "step")
 PRECISION = ("wide", "storage")

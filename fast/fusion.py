@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fast.ops import keep, linear, rms_norm
+from .ops import keep, linear, rms_norm
 
 
 def embed(tokens: Tensor, table: Tensor, zero: Tensor | None = None) -> Tensor:

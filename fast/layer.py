@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from fast.attention import attn_output, mla
-from fast.fusion import draft_input, embed
-from fast.moe import dense_mlp, moe
-from fast.ops import keep, linear, rms_norm, wide
+from .attention import attn_output, mla
+from .fusion import draft_input, embed
+from .moe import dense_mlp, moe
+from .ops import keep, linear, rms_norm, wide
 
 
 def attention_input(embedding: Tensor, feature: Tensor, params, config, choices, record=keep) -> tuple[Tensor, Tensor]:

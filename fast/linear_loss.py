@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fast.loss import lk_loss_with_gradient, reduce_target
-from fast.ops import wide
+from .loss import lk_loss_with_gradient, reduce_target
+from .ops import wide
 
 LOGITS = ("float32", "bfloat16")
 CHUNK_ROWS = 256  # rows of logits at a time, the draft's and the computed target's together; fewer slow the products

@@ -13,9 +13,9 @@ can take the place of the logits. The target's normaliser is the same for all st
 import torch
 from torch import Tensor
 
-from fast.backend import choose
-from fast.kernels import native
-from fast.ops import wide
+from .backend import choose
+from .kernels import native
+from .ops import wide
 
 BLOCK = 1 << 20  # logits that the eager backend works on at once
 
@@ -209,7 +209,7 @@ def _rows_in_place(out: Tensor) -> Tensor:
 def _kernels(backend: str):
     """The module or class whose ``lk_normaliser`` and ``lk_rows`` are this backend's."""
     if backend == "triton":
-        from fast.kernels import triton_lk
+        from .kernels import triton_lk
 
         return triton_lk
     return native if backend == "native" else _Eager

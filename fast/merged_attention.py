@@ -13,8 +13,8 @@ exactly the gradients of the merged softmax for the causal part, and the own ter
 import torch
 from torch import Tensor
 
-from fast.ops import wide
-from fast.pointwise import row_blocks
+from .ops import wide
+from .pointwise import row_blocks
 
 QUERY_BLOCK = 128  # slots of a block where no kernel returns the log-sum-exp: memory is H x this x T
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

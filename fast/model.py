@@ -1,12 +1,12 @@
 """The draft layer as an ``nn.Module`` whose state_dict has the checkpoint's names (spec.md section 2)."""
 
 import torch
+from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, frozen_parameters, parameter_shapes
 from torch import Tensor, nn
 
-from fast.mx import dequantize, unpack
-from fast.ops import keep, wide
-from fast.unroll import draft_sequence, unroll
-from reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, frozen_parameters, parameter_shapes
+from .mx import dequantize, unpack
+from .ops import keep, wide
+from .unroll import draft_sequence, unroll
 
 PREFIX = "language_model.model.layers.93."
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fast.grouped import grouped_linear
-from fast.mx import fake_quantize
-from fast.ops import keep, linear, rms_norm, situ_glu, wide
+from .grouped import grouped_linear
+from .mx import fake_quantize
+from .ops import keep, linear, rms_norm, situ_glu, wide
 
 MOE = "block_sparse_moe."
 

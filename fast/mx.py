@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fast.backend import choose
-from fast.kernels import native
+from .backend import choose
+from .kernels import native
 
 BLOCK = 32
 NAN_SCALE = 255  # E8M0's only NaN
@@ -77,7 +77,7 @@ def _quantize(x: Tensor, element: Format, rule: str, packed: bool, backend: str)
 
 def _kernels(backend: str):
     if backend == "triton":
-        from fast.kernels import triton_mx
+        from .kernels import triton_mx
 
         return triton_mx
     return native

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fast.backend import choose
-from fast.kernels import native
-from fast.ops import wide
+from .backend import choose
+from .kernels import native
+from .ops import wide
 
 BLOCK_ELEMENTS = 1 << 18  # of a block of rows: 1 MB in float32
 

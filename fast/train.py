@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
+from draftconf.reference.config import trained_parameters
 from torch import Tensor
 
-from fast import fused
-from fast.experts import ExpertCache
-from fast.model import DraftModel
-from fast.unroll import sanitize
-from reference.config import trained_parameters
+from . import fused
+from .experts import ExpertCache
+from .model import DraftModel
+from .unroll import sanitize
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 
@@ -147,7 +147,7 @@ class Trainer:
 
         The model under its checkpoint names; masters and averages as "optimizer.{master,exp_avg,exp_avg_sq}.NAME".
         """
-        from fast.checkpoint import TRAINING, write_tensors  # needs safetensors, which training alone does not
+        from .checkpoint import TRAINING, write_tensors  # needs safetensors, which training alone does not
 
         tensors = {**self.model.state_dict(), **self._masters(), **self._averages()}
         write_tensors(path, tensors, {TRAINING: json.dumps(self._described() | {"steps": self.steps})})
@@ -177,7 +177,7 @@ class Trainer:
         Raises CheckpointError for a file that is broken or was written by another config, other choices or settings,
         naming the first that differs, or whose tensors are missing, unknown, or of another shape or type.
         """
-        from fast.checkpoint import TensorFile
+        from .checkpoint import TensorFile
 
         with TensorFile(path) as file:
             steps = file.training_state(self._described())

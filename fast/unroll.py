@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from fast.attention import attention_cached, attn_gate, attn_output, mla_keyvalue, mla_latent, mla_query
-from fast.fusion import embed, first_slots, fusion
-from fast.layer import argmax_token, attention_input, draft_layer, feed_forward, head_norm, logits
-from fast.loss import lk_loss, total_loss
-from fast.moe import quantize_experts
-from fast.ops import keep, wide
+from .attention import attention_cached, attn_gate, attn_output, mla_keyvalue, mla_latent, mla_query
+from .fusion import embed, first_slots, fusion
+from .layer import argmax_token, attention_input, draft_layer, feed_forward, head_norm, logits
+from .loss import lk_loss, total_loss
+from .moe import quantize_experts
+from .ops import keep, wide
 
 FLOAT_INPUTS = ("low", "mid", "high", "target_logits")
 

@@ -5,4 +5,4 @@ PACKAGES ?=
 
 .PHONY: matrix
 matrix: $(VENV)/.installed
-	$(VENV)/bin/python -m conformance.matrix $(PACKAGES)
+	$(VENV)/bin/python -m draftconf.conformance.matrix $(PACKAGES)

@@ -7,9 +7,9 @@ when drafting one token after another with a cache.
 
 import numpy as np
 
-from reference.config import DraftConfig
-from reference.formats import store
-from reference.ops import Op, linear, linear_backward, no_gradient, rms_norm, rms_norm_backward, sigmoid, softmax
+from .config import DraftConfig
+from .formats import store
+from .ops import Op, linear, linear_backward, no_gradient, rms_norm, rms_norm_backward, sigmoid, softmax
 
 
 def split_heads(x, heads: int):

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from math import log, sqrt
 
-from reference.formats import FORMATS, Format
+from .formats import FORMATS, Format
 
 FAILURE_PROBABILITY = 1e-6  # of one false alarm in a whole run
 COMPARISONS = 2**27  # no run compares more numbers; the report prints how many it did compare

@@ -6,9 +6,9 @@ do. All are of the draft's logits and log p [..., V], the target frozen.
 
 import numpy as np
 
-from reference.formats import store
-from reference.loss import below, step_loss
-from reference.ops import Op, log_softmax
+from .formats import store
+from .loss import below, step_loss
+from .ops import Op, log_softmax
 
 
 def soft_cross_entropy(log_q, log_p):

@@ -5,8 +5,8 @@ Report section 4.1.4 (W_E3, initialised [0 0 I]); spec.md section 4, stages ``em
 
 import numpy as np
 
-from reference.config import Choices
-from reference.ops import Op, linear, linear_backward, no_gradient, rms_norm, rms_norm_backward
+from .config import Choices
+from .ops import Op, linear, linear_backward, no_gradient, rms_norm, rms_norm_backward
 
 
 def embed(tokens, table, zeroed=None):

@@ -7,8 +7,8 @@ and the trace checks of the suite all walk the same list, so they cannot be wire
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reference.formats import store
-from reference.ops import Op
+from .formats import store
+from .ops import Op
 
 Key = str | tuple[int, str]  # a parameter or input by name, a stage's value by (step, stage)
 

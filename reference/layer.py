@@ -7,10 +7,10 @@ weights on the MXFP4 grid. ``x`` of the table below is a key of the same step; `
 
 import numpy as np
 
-from reference import attention, fusion, loss, moe, mx
-from reference.config import Choices, DraftConfig
-from reference.graph import Key, Node
-from reference.ops import LINEAR, Op, no_gradient, norm, situ
+from . import attention, fusion, loss, moe, mx
+from .config import Choices, DraftConfig
+from .graph import Key, Node
+from .ops import LINEAR, Op, no_gradient, norm, situ
 
 EXPERT_WEIGHTS = {w: f"block_sparse_moe.experts.{w}.weight" for w in ("w1", "w2", "w3")}  # stacked, [E, out, in]
 

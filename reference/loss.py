@@ -6,7 +6,7 @@ loss is finite whenever the differences of the logits are.
 
 import numpy as np
 
-from reference.ops import Op, log_softmax, no_gradient
+from .ops import Op, log_softmax, no_gradient
 
 
 def target_log_probs(target_logits, draft_to_target=None, reduced_target: str = "restricted"):

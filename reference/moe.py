@@ -6,8 +6,8 @@ Routed arrays are per pair: [B, T, n, .] in the order of ``experts`` int [B, T, 
 
 import numpy as np
 
-from reference.formats import store
-from reference.ops import Op, linear, linear_backward, sigmoid, sigmoid_backward
+from .formats import store
+from .ops import Op, linear, linear_backward, sigmoid, sigmoid_backward
 
 
 def router_scores(x, gate):

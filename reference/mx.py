@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.config import BLOCK
-from reference.formats import round_to
-from reference.ops import Op
+from .config import BLOCK
+from .formats import round_to
+from .ops import Op
 
 NAN_SCALE = 255
 SCALE_BIAS = 127

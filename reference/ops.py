@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.formats import store
+from .formats import store
 
 
 class Op(NamedTuple):

@@ -21,10 +21,10 @@ from math import sqrt
 
 import numpy as np
 
-from reference import mx
-from reference.bounds import CURRENT, GRAIN, LAMBDA
-from reference.config import BLOCK
-from reference.formats import round_to
+from . import mx
+from .bounds import CURRENT, GRAIN, LAMBDA
+from .config import BLOCK
+from .formats import round_to
 
 OPERATIONS = 3  # an implementation may take three operations where the oracle's text takes one
 ELEMENTARY = 4  # ulps of exp, log, tanh and the like in public float32 libraries

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.validate import require
+from .validate import require
 
 
 class Sample(NamedTuple):

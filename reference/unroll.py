@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reference import graph as walk
-from reference.attention import cached_attention_op
-from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
-from reference.layer import EXPERT_WEIGHTS, graph
-from reference.validate import check_inputs, check_parameters, check_prefix
+from . import graph as walk
+from .attention import cached_attention_op
+from .config import Choices, DraftConfig, frozen_parameters, parameter_shapes
+from .layer import EXPERT_WEIGHTS, graph
+from .validate import check_inputs, check_parameters, check_prefix
 
 FEATURES = ("low", "mid", "high")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
+from .config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
 
 
 def require(condition: bool, name: str, found, wanted: str) -> None:

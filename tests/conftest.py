@@ -14,7 +14,7 @@ settings.load_profile("reproducible")
 
 @pytest.fixture
 def suite(pytester, monkeypatch):
-    """Run ``pytest --pyargs conformance`` away from the checkout, on the stand-in plan."""
+    """Run ``pytest --pyargs draftconf`` away from the checkout, on the stand-in plan."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -26,9 +26,9 @@ def suite(pytester, monkeypatch):
     )
     pytester.makeini("[pytest]")
 
-    def run(adapter, *args, target=("--pyargs", "conformance")):
+    def run(adapter, *args, target=("--pyargs", "draftconf")):
         return pytester.runpytest_subprocess(
-            "-p", "standin", "-p", "conformance.plugin", *target, "--adapter", f"adapters:{adapter}", *args
+            "-p", "standin", "-p", "draftconf.conformance.plugin", *target, "--adapter", f"adapters:{adapter}", *args
         )
 
     return run

@@ -4,8 +4,7 @@ import itertools
 from fractions import Fraction
 
 import numpy as np
-
-from reference.config import ALTERNATIVES, Choices, DraftConfig, parameter_shapes
+from draftconf.reference.config import ALTERNATIVES, Choices, DraftConfig, parameter_shapes
 
 LAYOUTS = ALTERNATIVES["draft_input"]
 

@@ -10,9 +10,8 @@ import time
 import warnings
 
 import numpy as np
-
-from conformance.adapter import METHODS
-from conformance.adapters.reference import Reference
+from draftconf.conformance.adapter import METHODS
+from draftconf.conformance.adapters.reference import Reference
 
 OFFERED = ("fusion", "situ_glu", "head", "lk_loss")
 
@@ -251,8 +250,7 @@ kept = []
 
 def torch_adapters() -> dict:
     import torch
-
-    from conformance.adapters.fast import POLICIES, FastAdapter
+    from draftconf.conformance.adapters.fast import POLICIES, FastAdapter
 
     class TorchClean(FastAdapter):
         layouts = ["mtp"]

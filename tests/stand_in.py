@@ -9,7 +9,7 @@ STAND_IN = '''
 import sys, types
 from dataclasses import dataclass
 import numpy as np
-from reference.config import Choices, DraftConfig
+from draftconf.reference.config import Choices, DraftConfig
 
 @dataclass(frozen=True)
 class Check:
@@ -45,7 +45,7 @@ def plan(description, *, policies=None, stages=None, seed=0):
                                         policy, (0, number)))
     return checks if description.name != "empty" else []
 
-sys.modules["conformance.checks"] = types.SimpleNamespace(plan=plan)
+sys.modules["draftconf.conformance.checks"] = types.SimpleNamespace(plan=plan)
 '''
 
 ADAPTERS = """

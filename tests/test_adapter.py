@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-from conformance import adapter as protocol
-from conformance import loading
-from conformance.adapter import AdapterError, Description, NotOffered, Result, Subject
-from reference.config import Choices, DraftConfig
+from draftconf.conformance import adapter as protocol
+from draftconf.conformance import loading
+from draftconf.conformance.adapter import AdapterError, Description, NotOffered, Result, Subject
+from draftconf.reference.config import Choices, DraftConfig
 
 CONFIG, CHOICES = DraftConfig.tiny(), Choices()
 DECLARED = {"name": "a", "formats": {"storage": "float32"}}

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from draftconf.reference.config import ALTERNATIVES, Choices, DraftConfig
+from draftconf.reference.ops import log_softmax
+from draftconf.reference.unroll import align, step_inputs, unroll
 from helpers import LAYOUTS, MICRO, assert_near, assert_same_bits, case
 from hypothesis import given
 from hypothesis import strategies as st
-
-from reference.config import ALTERNATIVES, Choices, DraftConfig
-from reference.ops import log_softmax
-from reference.unroll import align, step_inputs, unroll
 
 MASKS = ALTERNATIVES["mask_alignment"]
 

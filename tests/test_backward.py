@@ -7,14 +7,13 @@ is the function of slope 1 (0 where clipped) through the quantised value.
 
 import numpy as np
 import pytest
+from draftconf.reference import graph as walk
+from draftconf.reference.config import DraftConfig
+from draftconf.reference.graph import Node
+from draftconf.reference.layer import graph
+from draftconf.reference.ops import Op
+from draftconf.reference.unroll import parameter_gradients, stacked_parameters, step_inputs, unroll
 from helpers import LAYOUTS, MICRO, alternatives, assert_near, case, label
-
-from reference import graph as walk
-from reference.config import DraftConfig
-from reference.graph import Node
-from reference.layer import graph
-from reference.ops import Op
-from reference.unroll import parameter_gradients, stacked_parameters, step_inputs, unroll
 
 H = 1e-30
 RELATIVE = 1e-8  # per coordinate, for those above ...

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-
-from reference import loss, ops
-from reference.bounds import COMPARISONS, FAILURE_PROBABILITY, LAMBDA, arithmetic
-from reference.formats import FORMATS, round_to
-from reference.running import Running
+from draftconf.reference import loss, ops
+from draftconf.reference.bounds import COMPARISONS, FAILURE_PROBABILITY, LAMBDA, arithmetic
+from draftconf.reference.formats import FORMATS, round_to
+from draftconf.reference.running import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from draftconf.fast import backend
+from draftconf.fast.captured import CapturedStep, copy_into
+from draftconf.fast.unroll import sanitize, unroll, unroll_checked
+from draftconf.reference.config import ALTERNATIVES, Choices
 from test_fast import CONFIG, make_batch, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from fast import backend
-from fast.captured import CapturedStep, copy_into
-from fast.unroll import sanitize, unroll, unroll_checked
-from reference.config import ALTERNATIVES, Choices
 
 #: Operations that hand a number to the host, or whose result has a size that depends on the data.
 WAITING = (

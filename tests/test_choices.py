@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from draftconf.reference.config import ALTERNATIVES, DraftConfig
+from draftconf.reference.layer import own_tokens
+from draftconf.reference.loss import lk_loss, target_log_probs
+from draftconf.reference.moe import route
+from draftconf.reference.unroll import unroll
 from helpers import LAYOUTS, MICRO, NEEDED, assert_near, assert_same_bits, case
-
-from reference.config import ALTERNATIVES, DraftConfig
-from reference.layer import own_tokens
-from reference.loss import lk_loss, target_log_probs
-from reference.moe import route
-from reference.unroll import unroll
 
 DOCUMENTS = [[0, 0, 0, 0, 0, 1, 1, 1], [3, 3, 3, 3, 3, 3, 3, 3]]
 MOE_ONLY = "nothing"  # layout eagle3 has no routed experts

@@ -12,16 +12,15 @@ from pathlib import Path
 
 import made_up
 import pytest
+from draftconf.conformance import options
+from draftconf.conformance.changes import changes, counted, ratio_moved
+from draftconf.conformance.changes import read as read_results
+from draftconf.conformance.cli import main
+from draftconf.conformance.described import BOUNDARIES, boundaries, methods
+from draftconf.conformance.explaining import names
+from draftconf.conformance.hunted import FAULTS, hunted
+from draftconf.conformance.summary import LINES, badge, job_summary, terminal_table
 from stand_in import last_line, read
-
-from conformance import options
-from conformance.changes import changes, counted, ratio_moved
-from conformance.changes import read as read_results
-from conformance.cli import main
-from conformance.described import BOUNDARIES, boundaries, methods
-from conformance.explaining import names
-from conformance.hunted import FAULTS, hunted
-from conformance.summary import LINES, badge, job_summary, terminal_table
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,7 +52,7 @@ def test_stages_tells_inputs_and_outputs_of_one(capsys):
 
 
 def test_methods_described_are_those_of_the_protocol():
-    from conformance.adapter import METHODS
+    from draftconf.conformance.adapter import METHODS
 
     assert {stage.name for stage in methods()} == set(METHODS)
 
@@ -66,8 +65,8 @@ def test_every_check_of_the_plan_hunts_something():
 
 
 def test_every_check_of_the_plan_can_be_explained(capsys):
-    from conformance.adapter import Description
-    from conformance.checks import plan
+    from draftconf.conformance.adapter import Description
+    from draftconf.conformance.checks import plan
 
     checks = plan(Description.from_dict({"name": "any", "formats": {"storage": "float32"}}))
     for check in checks[:: max(len(checks) // 60, 1)]:
@@ -127,7 +126,7 @@ def conform(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     """In a process of its own, away from the checkout."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "conformance", *arguments]
+    command = [sys.executable, "-m", "draftconf", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -166,7 +165,7 @@ def test_run_tells_a_mistake_in_one_sentence_with_exit_code_2(tmp_path, argument
 
 MUTE = "class Mute:\n    protocol = 1\n    def describe(self):\n        return {}\nadapter = Mute()\n"
 WRONG = """
-from conformance.adapters.reference import Reference
+from draftconf.conformance.adapters.reference import Reference
 
 class Wrong(Reference):
     def situ_glu(self, inputs, **options):
@@ -382,8 +381,8 @@ def test_progress_on_a_terminal_and_no_colour_where_none_is_wanted(suite, pytest
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "CI")}
     environment |= {"TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": f"{ROOT}:{pytester.path}"}
     environment |= {} if colour else {"NO_COLOR": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "standin", "-p", "slow", "-p", "conformance.plugin"]
-    command += ["--pyargs", "conformance", "--adapter", "adapters:Wrong", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "standin", "-p", "slow", "-p", "draftconf.conformance.plugin"]
+    command += ["--pyargs", "draftconf", "--adapter", "adapters:Wrong", "-p", "no:cacheprovider"]
     told = on_a_terminal(command, environment)
     assert re.search(r"\r\d+ of 48  \w+\.output\.\w+  mtp-float(32|64)-(tame|harsh)  about 0:0\d left", told)
     assert ("\x1b[" in told) == colour

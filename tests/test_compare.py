@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-
-from conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, width
-from conformance.decisions import judge_experts
-from conformance.outcome import of_equality
-from reference.bounds import arithmetic
-from reference.running import Running
+from draftconf.conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, width
+from draftconf.conformance.decisions import judge_experts
+from draftconf.conformance.outcome import of_equality
+from draftconf.reference.bounds import arithmetic
+from draftconf.reference.running import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 BFLOAT16 = {"storage": "bfloat16", "accumulate": "float32"}

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from helpers import LAYOUTS
-
-from reference.config import (
+from draftconf.reference.config import (
     ALTERNATIVES,
     REFUSED,
     Choices,
@@ -14,6 +12,7 @@ from reference.config import (
     parameter_shapes,
     trained_parameters,
 )
+from helpers import LAYOUTS
 
 K3 = {
     "hidden_size": 7168, "vocab_size": 163840, "draft_vocab_size": 163840, "num_steps": 7, "num_attention_heads": 96,

@@ -4,11 +4,10 @@ import datetime
 from pathlib import Path
 
 import pytest
+from draftconf.conformance import deviations
+from draftconf.conformance.deviations import Deviation, Deviations
+from draftconf.conformance.results import EMPTY
 from stand_in import last_line, read
-
-from conformance import deviations
-from conformance.deviations import Deviation, Deviations
-from conformance.results import EMPTY
 
 TODAY = datetime.date(2026, 6, 1)
 GOOD = {

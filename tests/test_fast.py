@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from fast import loss, moe, mx, sampling, unroll
-from fast.model import PREFIX, DraftModel
-from fast.train import make_optimizer, train_step
-from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
+from draftconf.fast import loss, moe, mx, sampling, unroll
+from draftconf.fast.model import PREFIX, DraftModel
+from draftconf.fast.train import make_optimizer, train_step
+from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
 CONFIG = DraftConfig.tiny()
 LAYOUTS = [Choices(), Choices(draft_input="eagle3", head="own")]

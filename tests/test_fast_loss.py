@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from draftconf.fast import backend, linear_loss, loss
+from draftconf.fast.kernels import build
+from draftconf.reference import loss as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import peak_allocated
-
-from fast import backend, linear_loss, loss
-from fast.kernels import build
-from reference import loss as oracle
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 NO_COMPILER = build.problem()

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-
-from fast import mx
-from fast.kernels import build
-from reference import mx as oracle
+from draftconf.fast import mx
+from draftconf.fast.kernels import build
+from draftconf.reference import mx as oracle
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 NO_COMPILER = build.problem()

@@ -4,10 +4,9 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
-
-from conformance import adapter, checks, results
-from conformance.report import closing
-from fast import attention, fusion, moe, mx, unroll
+from draftconf.conformance import adapter, checks, results
+from draftconf.conformance.report import closing
+from draftconf.fast import attention, fusion, moe, mx, unroll
 
 POLICY = "float32"
 

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from draftconf.fast import experts, fused, layer, merged_attention, moe
+from draftconf.fast.attention import attention
+from draftconf.fast.model import DraftModel
+from draftconf.fast.ops import wide
+from draftconf.reference.config import ALTERNATIVES, Choices, DraftConfig
 from test_fast import CONFIG, make_batch, make_model
-
-from fast import experts, fused, layer, merged_attention, moe
-from fast.attention import attention
-from fast.model import DraftModel
-from fast.ops import wide
-from reference.config import ALTERNATIVES, Choices, DraftConfig
 
 LAYOUTS = ["mtp", "eagle3"]
 SMALL_VOCABULARY = replace(CONFIG, draft_vocab_size=41)

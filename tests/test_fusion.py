@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from draftconf.reference.formats import round_to
+from draftconf.reference.fusion import fusion, initial_fc
+from draftconf.reference.unroll import unroll
 from helpers import LAYOUTS, MICRO, assert_same_bits, case
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from reference.formats import round_to
-from reference.fusion import fusion, initial_fc
-from reference.unroll import unroll
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "bfloat16": np.float32, "float16": np.float16}
 

@@ -6,13 +6,12 @@ from pathlib import Path
 import browser
 import made_up
 import pytest
-
-from conformance.changes import changes
-from conformance.html import LIMIT, html
-from conformance.page.charts import BINS, bin_of
-from conformance.page.pipeline import flow
-from conformance.page.placing import place
-from conformance.page.ratios import shade
+from draftconf.conformance.changes import changes
+from draftconf.conformance.html import LIMIT, html
+from draftconf.conformance.page.charts import BINS, bin_of
+from draftconf.conformance.page.pipeline import flow
+from draftconf.conformance.page.placing import place
+from draftconf.conformance.page.ratios import shade
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

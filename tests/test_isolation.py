@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftconf.conformance import adapter, checks
+from draftconf.conformance.isolation import IsolatedSubject
+from draftconf.conformance.limits import Limits
+from draftconf.conformance.results import about, clean
+from draftconf.reference.config import Choices, DraftConfig
 from stand_in import last_line, read
-
-from conformance import adapter, checks
-from conformance.isolation import IsolatedSubject
-from conformance.limits import Limits
-from conformance.results import about, clean
-from reference.config import Choices, DraftConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-peers"
@@ -203,7 +202,7 @@ def test_random_numbers_do_not_depend_on_earlier_calls(subject):
 
 
 def test_large_arrays_go_in_pieces(subject, monkeypatch):
-    from conformance import worker
+    from draftconf.conformance import worker
 
     monkeypatch.setattr(worker, "PIECE", 7)
     inputs = {"gate": np.ones((5, 5)), "up": np.zeros((5, 5))}
@@ -301,7 +300,7 @@ import numpy as np
 class Lonely:
     protocol = 1
     def describe(self):
-        there = [name for name in ("numpy", "execnet", "pytest", "torch", "tests", "conformance") if find_spec(name)]
+        there = [name for name in ("numpy", "execnet", "pytest", "torch", "tests", "draftconf") if find_spec(name)]
         return {"name": "lonely", "formats": {"storage": "float64"}, "version": " ".join(there)}
     def situ_glu(self, inputs, *, cotangents=None, forced=None):
         return {"y": inputs["gate"]}

@@ -10,7 +10,7 @@ if INTERPRETED:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 pytest.importorskip("triton", reason="triton is not installed: make kernels-test installs it beside")
 
-from fast import linear_loss, loss, mx  # noqa: E402
+from draftconf.fast import linear_loss, loss, mx  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 F32, BF16 = torch.float32, torch.bfloat16

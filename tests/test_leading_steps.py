@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-
-from conformance import checks
-from conformance.adapter import Subject
-from conformance.adapters.reference import Reference
-from conformance.check_unroll import leading_steps
-from conformance.outcome import UNDECIDED_WIDTH
-from reference.running import Running
+from draftconf.conformance import checks
+from draftconf.conformance.adapter import Subject
+from draftconf.conformance.adapters.reference import Reference
+from draftconf.conformance.check_unroll import leading_steps
+from draftconf.conformance.outcome import UNDECIDED_WIDTH
+from draftconf.reference.running import Running
 
 FORMATS = {"storage": "float32", "accumulate": "float32"}
 EXPECTED = np.arange(1.0, 22.0).reshape(7, 3)

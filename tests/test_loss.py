@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+from draftconf.reference.loss import LK_LOSS, gradient_violation, lk_loss, lk_loss_backward, step_loss, target_log_probs
+from draftconf.reference.ops import log_softmax
 from helpers import assert_near
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from reference.loss import LK_LOSS, gradient_violation, lk_loss, lk_loss_backward, step_loss, target_log_probs
-from reference.ops import log_softmax
 
 EPS = 2.0**-52
 logits = st.integers(1, 12).flatmap(

@@ -4,15 +4,14 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from draftconf.conformance import checks
+from draftconf.conformance.adapter import Description, Subject
+from draftconf.conformance.adapters.reference import Reference
+from draftconf.conformance.losses import LOSSES, Declared, loss_row
+from draftconf.conformance.torch_helper import TorchAdapter, stage
+from draftconf.reference.divergences import DIVERGENCES, REDUCTIONS, divergence, hybrid
+from draftconf.reference.ops import log_softmax
 from mpmath import mpf
-
-from conformance import checks
-from conformance.adapter import Description, Subject
-from conformance.adapters.reference import Reference
-from conformance.losses import LOSSES, Declared, loss_row
-from conformance.torch_helper import TorchAdapter, stage
-from reference.divergences import DIVERGENCES, REDUCTIONS, divergence, hybrid
-from reference.ops import log_softmax
 
 mpmath.mp.dps = 50
 SLOTS, WIDTH = 4, 5

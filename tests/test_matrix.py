@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from conformance.matrix import page, scripts
-from conformance.matrix.__main__ import DATA, PAGE, ROOT, main
-from conformance.matrix.environments import Builder, BuildError, python_of
-from conformance.matrix.packages import PACKAGES, Package
-from conformance.matrix.running import grouped, left_open, settled, tallied
+from draftconf.conformance.matrix import page, scripts
+from draftconf.conformance.matrix.__main__ import DATA, PAGE, ROOT, main
+from draftconf.conformance.matrix.environments import Builder, BuildError, python_of
+from draftconf.conformance.matrix.packages import PACKAGES, Package
+from draftconf.conformance.matrix.running import grouped, left_open, settled, tallied
 
 RIGHT = "{folder}/losses.py:right"
 WRONG = "{folder}/losses.py:wrong"
 LOSSES = """
 import torch
-from conformance.torch_helper import TorchAdapter, stage
+from draftconf.conformance.torch_helper import TorchAdapter, stage
 
 def loss(draft, target, factor):
     draft, target = draft.log_softmax(-1), target.log_softmax(-1)
@@ -192,7 +191,7 @@ def test_counts_put_every_kind_of_fault_among_the_failed():
 )
 def test_a_mistake_in_the_command_is_told_before_anything_runs(tmp_path, arguments, said):
     (tmp_path / "broken.json").write_text('{"schema": 1, "packages": [{}]}')
-    done = subprocess.run([sys.executable, "-m", "conformance", "matrix", *arguments], cwd=tmp_path, text=True,
+    done = subprocess.run([sys.executable, "-m", "draftconf", "matrix", *arguments], cwd=tmp_path, text=True,
                           capture_output=True, env={"PYTHONPATH": str(ROOT), "PATH": ""})  # fmt: skip
     assert done.returncode == 2
     assert said in done.stderr
@@ -280,7 +279,7 @@ def test_every_script_belongs_to_a_package_and_says_one_sentence():
         assert scripts.owner(path, PACKAGES), f"{path.name} begins with no package's name"
         script = scripts.Script.read(path)
         assert script.sentence.endswith(".")
-        assert "conformance" not in [line.split()[1].split(".")[0] for line in script.source.splitlines()
+        assert "draftconf" not in [line.split()[1].split(".")[0] for line in script.source.splitlines()
                                      if line.startswith(("import ", "from "))]  # fmt: skip
 
 

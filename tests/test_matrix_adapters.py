@@ -3,8 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
-
-from conformance.loading import load
+from draftconf.conformance.loading import load
 
 ADAPTERS = {
     "torchao_qat": ("torchao", "torchao"),

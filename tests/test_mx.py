@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draftconf.reference import mx
+from draftconf.reference.formats import round_to
 from helpers import GRIDS, RULES, SIGN_BIT, assert_same_bits, exact_block, exact_exponent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from reference import mx
-from reference.formats import round_to
 
 FORMS = list(GRIDS)
 CASES = json.loads((Path(__file__).parent / "data" / "mx_blocks.json").read_text())["blocks"]

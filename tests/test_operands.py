@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
-
-from conformance import checks, operands, report, results
-from conformance.adapter import Subject
-from conformance.adapters.reference import Reference
-from conformance.html import html
-from reference import mx
-from reference.config import DraftConfig
+from draftconf.conformance import checks, operands, report, results
+from draftconf.conformance.adapter import Subject
+from draftconf.conformance.adapters.reference import Reference
+from draftconf.conformance.html import html
+from draftconf.reference import mx
+from draftconf.reference.config import DraftConfig
 
 
 class Tampered(Reference):

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from conformance.described import boundaries, methods
-from conformance.hunted import FAULTS
-from conformance.options import OPTIONS
+from draftconf.conformance.described import boundaries, methods
+from draftconf.conformance.hunted import FAULTS
+from draftconf.conformance.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 

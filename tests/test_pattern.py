@@ -8,16 +8,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-
-from conformance import check_pattern, check_pattern_losses, checks, nulls
-from conformance.adapter import Description, Result, Subject, load
-from conformance.mutants.core import around, backward, everywhere
-from conformance.mutants.precise import stochastic_stores
-from conformance.pattern import Pattern
-from conformance.power import subject_for
-from conformance.twins import TWINS
-from fast import attention, unroll
-from fast.unroll import shift
+from draftconf.conformance import check_pattern, check_pattern_losses, checks, nulls
+from draftconf.conformance.adapter import Description, Result, Subject, load
+from draftconf.conformance.mutants.core import around, backward, everywhere
+from draftconf.conformance.mutants.precise import stochastic_stores
+from draftconf.conformance.pattern import Pattern
+from draftconf.conformance.power import subject_for
+from draftconf.conformance.twins import TWINS
+from draftconf.fast import attention, unroll
+from draftconf.fast.unroll import shift
 
 
 def outcomes(policy: str = "float32", choices=None, seed: int = 0, only=None) -> dict:
@@ -60,7 +59,7 @@ def features_of_the_target_again():
 
 
 def both(*contexts):
-    from conformance.mutants.core import both as together
+    from draftconf.conformance.mutants.core import both as together
 
     return together(*contexts)
 
@@ -312,8 +311,8 @@ def test_what_the_oracle_reads_is_what_the_specification_says():
 
 
 def _case(check):
-    from conformance.cases import cases_for
-    from reference.config import Choices
+    from draftconf.conformance.cases import cases_for
+    from draftconf.reference.config import Choices
 
     choices = Choices(draft_input="eagle3")
     return cases_for(choices)[0], choices

@@ -35,7 +35,7 @@ def test_first_fault_is_named_in_the_last_line(suite, workers):
     assert result.ret == 1
     assert last_line(result) == (
         "First fault: step 3, stage route (output): error 41.2 x its bound [mtp-float64-tame]. Repeat: "
-        "pytest --pyargs 'conformance.test_trace::test_trace[route.output.trace[mtp-float64-tame]]' "
+        "pytest --pyargs 'draftconf.conformance.test_trace::test_trace[route.output.trace[mtp-float64-tame]]' "
         "--adapter adapters:Wrong --seed 0"
     )
     assert "Traceback" not in result.stdout.str()
@@ -45,7 +45,7 @@ def test_repeat_command_selects_one_check(suite):
     printed = shlex.split(last_line(suite("Wrong", "--policy", "float32")).partition("Repeat: pytest ")[2])
     assert printed[0] == "--pyargs"
     suite("Wrong", "-n", "1", target=printed[:2]).assert_outcomes(failed=1)
-    node = "conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
+    node = "draftconf.conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
     assert suite("Good", target=("--pyargs", node)).ret == 0
     checkout = "conformance/test_trace.py::test_trace[route.output.trace[mtp-float32-harsh]]"
     result = suite("Wrong", "--rootdir", str(ROOT), "-c", "tox.ini", target=(f"{ROOT}/{checkout}",))
@@ -134,7 +134,7 @@ def test_usage_errors_exit_with_4_and_a_sentence(suite, args, message):
 
 
 def test_usage_error_is_told_for_a_single_node_too(suite):
-    node = "conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
+    node = "draftconf.conformance.test_trace::test_trace[route.output.trace[mtp-float32-harsh]]"
     result = suite("Good", "--adapter", "nonesuch", target=("--pyargs", node))
     assert result.ret == 4
     assert "there is no adapter 'nonesuch'" in result.stdout.str()
@@ -163,11 +163,11 @@ def test_other_test_runs_load_no_adapter(pytester, monkeypatch):
         """
         import sys
         def test_nothing_heavy_was_imported():
-            assert not {"numpy", "torch", "conformance.adapter", "conformance.adapters.fast"} & set(sys.modules)
+            assert not {"numpy", "torch", "draftconf.conformance.adapter", "draftconf.conformance.adapters.fast"} & set(sys.modules)
         """
     )
     result = pytester.runpytest_subprocess(
-        "-p", "conformance.plugin", "-p", "no:hypothesispytest", "--adapter", "nonesuch"
+        "-p", "draftconf.conformance.plugin", "-p", "no:hypothesispytest", "--adapter", "nonesuch"
     )
     assert result.ret == 0
     assert "conformance" not in last_line(result)
@@ -177,7 +177,7 @@ def test_example_of_the_readme_passes_the_real_plan(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeini("[pytest]")
     example = ("--adapter", f"{ROOT}/examples/my_lk.py:MyLoss", "--stage", "lk_loss", "--results", "r.json")
-    result = pytester.runpytest_subprocess("-p", "conformance.plugin", "--pyargs", "conformance", *example)
+    result = pytester.runpytest_subprocess("-p", "draftconf.conformance.plugin", "--pyargs", "draftconf", *example)
     assert result.ret == 0
     checks = read("r.json")["checks"]
     assert {check["quantity"] for check in checks if check["verdict"] == "pass"} >= {

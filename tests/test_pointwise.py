@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-
-from fast import backend, pointwise
-from fast.kernels import build
+from draftconf.fast import backend, pointwise
+from draftconf.fast.kernels import build
 
 BETAS = 4.0, 25.0
 TINY = 2.0**-90  # a sigmoid below 2^-126 is flushed to zero, and multiplied by 100

@@ -3,13 +3,12 @@
 import re
 
 import pytest
-
-from conformance import power
-from conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout
-from conformance.mutants import MUTANTS, NOT_EXPRESSIBLE
-from conformance.mutants.core import DIRECTIONS
-from conformance.nulls import NULLS
-from conformance.power_report import markdown
+from draftconf.conformance import power
+from draftconf.conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout
+from draftconf.conformance.mutants import MUTANTS, NOT_EXPRESSIBLE
+from draftconf.conformance.mutants.core import DIRECTIONS
+from draftconf.conformance.nulls import NULLS
+from draftconf.conformance.power_report import markdown
 
 SAMPLE = MUTANTS[::20]
 PUBLIC_FAULTS = 102
@@ -36,7 +35,7 @@ def test_a_change_ends_with_its_context():
 
 
 def _fast():
-    from fast import attention, fusion, layer, loss, moe, mx, ops, sampling, unroll
+    from draftconf.fast import attention, fusion, layer, loss, moe, mx, ops, sampling, unroll
 
     return attention, fusion, layer, loss, moe, mx, ops, sampling, unroll
 

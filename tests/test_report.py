@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from conformance import report, results
-from conformance.markdown import FINDINGS_IN_FULL, markdown
+from draftconf.conformance import report, results
+from draftconf.conformance.markdown import FINDINGS_IN_FULL, markdown
 
 PASS = {
     "verdict": "pass", "ratio": 0.5, "steps": [], "worst": None, "bias": 1.25, "compared": 10,
@@ -185,7 +184,7 @@ def test_repeat_command_is_safe_in_a_shell():
     node = "conformance/test_trace.py::test_trace[logits.output.trace[mtp-float32-tame]]"
     assert shlex.split(command) == ["pytest", node, "--adapter", "my file.py:adapter", "--seed", "5"]
     command = build([(check("logits"), failed(1, 2.0))], selection={"pyargs": True})["first_fault"]["repeat"]
-    node = "conformance.test_trace::test_trace[logits.output.trace[mtp-float32-tame]]"
+    node = "draftconf.conformance.test_trace::test_trace[logits.output.trace[mtp-float32-tame]]"
     assert shlex.split(command)[:3] == ["pytest", "--pyargs", node]
 
 

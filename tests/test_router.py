@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from draftconf.reference.config import DraftConfig
+from draftconf.reference.moe import route, top_experts
+from draftconf.reference.unroll import unroll
 from helpers import MICRO, assert_near, assert_same_bits, case
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
-from reference.config import DraftConfig
-from reference.moe import route, top_experts
-from reference.unroll import unroll
 
 scores = hnp.arrays(float, (3, 8), elements=st.floats(1e-300, 1.0))
 biases = hnp.arrays(float, 8, elements=st.floats(-2, 2))

@@ -5,12 +5,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-
-from conformance import check_sampling
-from conformance.adapter import Subject, load
-from conformance.adapters._uniforms import given, logarithm, sample, token_of
-from conformance.cases import unroll_cases
-from reference.config import Choices
+from draftconf.conformance import check_sampling
+from draftconf.conformance.adapter import Subject, load
+from draftconf.conformance.adapters._uniforms import given, logarithm, sample, token_of
+from draftconf.conformance.cases import unroll_cases
+from draftconf.reference.config import Choices
 
 
 class Sampler:

@@ -5,10 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from draftconf.reference.loss import lk_loss, target_log_probs
+from draftconf.reference.sampling import acceptance, inverse_cdf, residual_law, speculative_chain, speculative_sample
 from scipy import stats
-
-from reference.loss import lk_loss, target_log_probs
-from reference.sampling import acceptance, inverse_cdf, residual_law, speculative_chain, speculative_sample
 
 EPS = 2.0**-52
 

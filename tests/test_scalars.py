@@ -3,9 +3,8 @@
 import mpmath
 import numpy as np
 import pytest
+from draftconf.reference import loss, ops
 from mpmath import mpf
-
-from reference import loss, ops
 
 mpmath.mp.dps = 50
 EPS = 2.0**-52

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftconf.fast import fused, mx
+from draftconf.fast.model import DraftModel
+from draftconf.fast.train import Settings, Trainer
+from draftconf.reference.config import Choices, DraftConfig, trained_parameters
 from test_fast import CONFIG, make_batch, make_model
-
-from fast import fused, mx
-from fast.model import DraftModel
-from fast.train import Settings, Trainer
-from reference.config import Choices, DraftConfig, trained_parameters
 
 checkpoint = pytest.importorskip("fast.checkpoint", reason="needs safetensors", exc_type=ImportError)
 LAYOUTS = [Choices(), Choices(draft_input="eagle3", head="own")]

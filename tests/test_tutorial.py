@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 BLOCK = re.compile(r"(?:^<!-- exit (\d+) -->\n)?^```sh\n(.*?)^```$", re.M | re.S)
-BUILT_FROM = ("conformance", "fast", "reference", "pyproject.toml", "README.md", "LICENSE")
+BUILT_FROM = ("draftconf", "conformance", "fast", "reference", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")

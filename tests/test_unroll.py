@@ -3,12 +3,11 @@ whatever it must not read (spec.md sections 3, 4, 7, 8)."""
 
 import numpy as np
 import pytest
+from draftconf.reference.attention import visible
+from draftconf.reference.config import DraftConfig
+from draftconf.reference.unroll import draft_sequence, unroll
 from helpers import LAYOUTS, MICRO, alternatives, assert_near, assert_same_bits, case, label
 from slot_by_slot import slot_by_slot
-
-from reference.attention import visible
-from reference.config import DraftConfig
-from reference.unroll import draft_sequence, unroll
 
 DOCUMENTS = [[0, 0, 0, 0, 0, 1, 1, 1], [3, 3, 3, 3, 3, 3, -1, -1]]
 TINY = DraftConfig.tiny()

@@ -4,9 +4,8 @@ import re
 
 import numpy as np
 import pytest
+from draftconf.reference.unroll import draft_sequence, unroll
 from helpers import LAYOUTS, MICRO, assert_same_bits, case
-
-from reference.unroll import draft_sequence, unroll
 
 DOCUMENTS = [[0, 0, 0, 0, 1, 1, -1, -1], [3, 3, 3, 3, 3, 3, 3, 3]]
 

@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from draftconf.conformance import checks
+from draftconf.conformance.vectors import MalformedError, check, export, manifest, strict, tensors
+from draftconf.conformance.vectors import writing as vectors_writing
+from draftconf.conformance.vectors.__main__ import main
+from draftconf.conformance.vectors.expected import ALTERNATIVE, BOUND, EITHER, HIGHEST, LOWEST
+from draftconf.conformance.vectors.judging import outcome_of
+from draftconf.conformance.vectors.record import DECISION, Oracle, answer_arrays, narrowed, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from conformance import checks
-from conformance.vectors import MalformedError, check, export, manifest, strict, tensors
-from conformance.vectors import writing as vectors_writing
-from conformance.vectors.__main__ import main
-from conformance.vectors.expected import ALTERNATIVE, BOUND, EITHER, HIGHEST, LOWEST
-from conformance.vectors.judging import outcome_of
-from conformance.vectors.record import DECISION, Oracle, answer_arrays, narrowed, record
 
 ROOT = Path(__file__).resolve().parents[1]
 FUZZ = int(os.environ.get("FUZZ", "300"))

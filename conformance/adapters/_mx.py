@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import torch
 
-from conformance.torch_helper import DTYPES
+from ..torch_helper import DTYPES
 
 POLICIES = {name: {"storage": name, "accumulate": "float32"} for name in ("float32", "bfloat16")}
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import torch
 from nemo_automodel.components.loss.soft_ce import masked_soft_cross_entropy
 
-from conformance.adapters._nemo_parts import Parts, core, refuse
-from conformance.adapters._nemo_recorder import Recorder
-from conformance.torch_helper import stage
+from ..torch_helper import stage
+from ._nemo_parts import Parts, core, refuse
+from ._nemo_recorder import Recorder
 
 
 class Losses(Parts):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from conformance.adapters._nemo_parts import draft_deepseek
+from ._nemo_parts import draft_deepseek
 
 
 def packing(documents) -> dict:

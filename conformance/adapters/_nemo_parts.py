@@ -16,9 +16,9 @@ except ImportError as error:
         "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
-from conformance.adapters._kimi_k3 import POLICIES, by_module
-from conformance.adapters._mx_pairs import packed_of
-from conformance.torch_helper import TorchAdapter, stage
+from ..torch_helper import TorchAdapter, stage
+from ._kimi_k3 import POLICIES, by_module
+from ._mx_pairs import packed_of
 
 __all__ = ["Parts", "core", "draft_deepseek", "draft_kimi_k3", "k3", "refuse"]
 

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from conformance.adapters._nemo_parts import core
+from ._nemo_parts import core
 
 LAYER = "model.layers.0."
 ATTENTION = LAYER + "self_attn."

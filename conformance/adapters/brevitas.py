@@ -16,7 +16,7 @@ except ImportError as error:
         "`make matrix PACKAGES=brevitas` and add `--adapter-python .venvs/brevitas`"
     ) from error
 
-from conformance.adapters._mx import Quantiser
+from ._mx import Quantiser
 
 
 class MXFloat4Weight(MXFloat8e4m3Weight):

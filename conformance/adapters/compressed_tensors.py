@@ -21,8 +21,8 @@ except ImportError as error:
         "`make matrix PACKAGES=compressed-tensors` and add `--adapter-python .venvs/compressed-tensors`"
     ) from error
 
-from conformance.adapters._mx import Quantiser
-from conformance.adapters._mx_pairs import apart, packed_of
+from ._mx import Quantiser
+from ._mx_pairs import apart, packed_of
 
 BLOCK = 32
 FP4, FP8 = (preset_name_to_scheme(name, ["Linear"]) for name in ("MXFP4A16", "MXFP8A16"))

@@ -7,9 +7,11 @@
 from functools import wraps
 
 import torch
+from draftconf.fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
+from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
-from conformance.cases import make_parameters, unroll_cases
-from conformance.torch_helper import (
+from ..cases import make_parameters, unroll_cases
+from ..torch_helper import (
     DTYPES,
     TorchAdapter,
     Trace,
@@ -19,8 +21,6 @@ from conformance.torch_helper import (
     stage,
     to_arrays,
 )
-from fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
-from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
 MOE = moe.MOE
 POLICIES = {

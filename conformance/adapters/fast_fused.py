@@ -3,11 +3,12 @@
 Only the boundaries that exist are recorded: the walk composes the stages inside the experts, the head and the loss.
 """
 
-from conformance.adapters.fast import MOE, POLICIES, FastAdapter, _keep_in, frozen
-from conformance.torch_helper import Trace, gradients, input_tensors, require_gradients, stage, to_arrays
-from fast import fused, fusion, merged_attention, mx, pointwise
-from fast.ops import keep
-from reference.config import trained_parameters
+from draftconf.fast import fused, fusion, merged_attention, mx, pointwise
+from draftconf.fast.ops import keep
+from draftconf.reference.config import trained_parameters
+
+from ..torch_helper import Trace, gradients, input_tensors, require_gradients, stage, to_arrays
+from .fast import MOE, POLICIES, FastAdapter, _keep_in, frozen
 
 BFLOAT16 = dict.fromkeys(("logits", "attention_output", "attention_scores", "attention_probabilities"), "bfloat16")
 

@@ -14,7 +14,7 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/flashspec.txt"
     ) from error
 
-from conformance.adapters._uniforms import Sampler, logarithm
+from ._uniforms import Sampler, logarithm
 
 
 class FlashSpec(Sampler):

@@ -16,7 +16,7 @@ except ImportError as error:
         "`--adapter-python .venv-peers`, or: pip install --no-deps gfloat==0.5.2 array-api-compat==1.16.0"
     ) from error
 
-from conformance.adapters._mx_pairs import codes_of
+from ._mx_pairs import codes_of
 
 BLOCK = 32
 FP4 = formats.format_info_mxfp4_e2m1

@@ -21,7 +21,7 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/liger-kernel.txt"
     ) from error
 
-from conformance.torch_helper import TorchAdapter, stage
+from ..torch_helper import TorchAdapter, stage
 
 IGNORED = -100  # the label of a token that does not count
 

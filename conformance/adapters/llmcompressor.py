@@ -22,8 +22,8 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/llmcompressor.txt"
     ) from error
 
-from conformance.adapters._kimi_k3 import POLICIES, by_module, heads_of
-from conformance.torch_helper import TorchAdapter, stage
+from ..torch_helper import TorchAdapter, stage
+from ._kimi_k3 import POLICIES, by_module, heads_of
 
 #: What K3's config.json says and the suite's sizes do not.
 FIXED = {

@@ -17,7 +17,7 @@ except ImportError as error:
         "`make matrix PACKAGES=ml-dtypes` and add `--adapter-python .venvs/ml-dtypes`"
     ) from error
 
-from conformance.adapters._mx_pairs import codes_of
+from ._mx_pairs import codes_of
 
 BLOCK = 32
 FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}

@@ -15,8 +15,8 @@ except ImportError as error:
         "`make matrix PACKAGES=nvidia-modelopt` and add `--adapter-python .venvs/nvidia-modelopt`"
     ) from error
 
-from conformance.adapters._mx import Quantiser
-from conformance.adapters._mx_pairs import apart, packed_of
+from ._mx import Quantiser
+from ._mx_pairs import apart, packed_of
 
 BLOCK = 32
 

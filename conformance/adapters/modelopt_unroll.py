@@ -21,7 +21,7 @@ try:
     import torch
     from modelopt.torch.speculative.plugins.modeling_fakebase import FakeBaseConfig, FakeBaseModel
 
-    from conformance.torch_helper import DTYPES, own_weights, pattern_answer
+    from ..torch_helper import DTYPES, own_weights, pattern_answer
 except ImportError as error:
     raise ImportError(
         f"The adapter modelopt_unroll needs the package nvidia-modelopt ({error}). Install it with `make matrix`, or: "

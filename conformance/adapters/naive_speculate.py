@@ -23,7 +23,7 @@ except (ImportError, PackageNotFoundError, FileNotFoundError) as error:
         "torch==2.13.0 && pip install --no-deps --ignore-requires-python -r requirements/matrix/naive-speculate.txt"
     ) from error
 
-from conformance.adapters._uniforms import Sampler
+from ._uniforms import Sampler
 
 
 class NaiveSpeculate(Sampler):

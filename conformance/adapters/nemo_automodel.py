@@ -15,13 +15,13 @@ The experts compute without fake quantisation, hence ``quantized`` False. ``adap
 import numpy as np
 import torch
 
-from conformance.adapters._kimi_k3 import by_module
-from conformance.adapters._nemo_losses import Losses
-from conformance.adapters._nemo_packing import draft_mask, packing
-from conformance.adapters._nemo_parts import core, draft_kimi_k3, refuse
-from conformance.adapters._nemo_recorder import LAYER, Recorder, array
-from conformance.adapters.nemo_automodel_backbone import adapter as backbone
-from conformance.torch_helper import stage, to_tensor
+from ..torch_helper import stage, to_tensor
+from ._kimi_k3 import by_module
+from ._nemo_losses import Losses
+from ._nemo_packing import draft_mask, packing
+from ._nemo_parts import core, draft_kimi_k3, refuse
+from ._nemo_recorder import LAYER, Recorder, array
+from .nemo_automodel_backbone import adapter as backbone
 
 __all__ = ["adapter", "backbone"]
 

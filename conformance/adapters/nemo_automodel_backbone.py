@@ -5,9 +5,9 @@ Install: as nemo_automodel.py. The norms of the MLA latents keep the epsilon 1e-
 
 import torch
 
-from conformance.adapters._kimi_k3 import by_module, heads_of
-from conformance.adapters._nemo_parts import Parts, k3
-from conformance.torch_helper import stage
+from ..torch_helper import stage
+from ._kimi_k3 import by_module, heads_of
+from ._nemo_parts import Parts, k3
 
 
 class Backbone(Parts):

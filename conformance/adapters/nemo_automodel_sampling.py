@@ -13,7 +13,7 @@ except ImportError as error:
         "pip install --no-deps -r requirements/peers.txt"
     ) from error
 
-from conformance.adapters._uniforms import Sampler, logarithm
+from ._uniforms import Sampler, logarithm
 
 
 class Sampling(Sampler):

@@ -17,7 +17,7 @@ except ImportError as error:
         "`make matrix PACKAGES=amd-quark` and add `--adapter-python .venvs/amd-quark`"
     ) from error
 
-from conformance.adapters._mx import Quantiser
+from ._mx import Quantiser
 
 sys.setrecursionlimit(2000)  # as torch's compiler does at its first use; done here, no call leaves the process changed
 

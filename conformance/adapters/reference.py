@@ -4,16 +4,17 @@ Stage methods run the rows of the stage table forward and backward on plain arra
 """
 
 import numpy as np
+from draftconf.reference import mx, sampling, unroll
+from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
+from draftconf.reference.formats import round_to
+from draftconf.reference.graph import backward, forward
+from draftconf.reference.layer import EXPERT_WEIGHTS, graph
 
-import conformance
-from conformance.cases import make_parameters, unroll_cases
-from conformance.losses import LOSSES, loss_row
-from conformance.stages import STAGES, STEP, Stage, row_of
-from reference import mx, sampling, unroll
-from reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
-from reference.formats import round_to
-from reference.graph import backward, forward
-from reference.layer import EXPERT_WEIGHTS, graph
+from draftconf import __version__
+
+from ..cases import make_parameters, unroll_cases
+from ..losses import LOSSES, loss_row
+from ..stages import STAGES, STEP, Stage, row_of
 
 PER_STEP = {"logits": "logits", "step_losses": "step_loss"}  # outputs of pattern by the stage that they are
 
@@ -30,7 +31,7 @@ class Reference:
     def describe(self) -> dict:
         return {
             "name": "reference",
-            "version": conformance.__version__,
+            "version": __version__,
             "url": "",
             "formats": {"storage": "float64"},
             "layouts": ["mtp", "eagle3"],

@@ -19,7 +19,7 @@ try:
     from specforge.algorithms.eagle3.model import _compute_loss_and_acceptance_rate, _compute_target_p
     from specforge.core.lk_loss import compute_acceptance_rate, compute_lk_loss
 
-    from conformance.torch_helper import TorchAdapter, stage
+    from ..torch_helper import TorchAdapter, stage
 except ImportError as error:
     raise ImportError(
         f"The adapter specforge needs the package specforge ({error}). Install it with `make matrix`, or: "

@@ -21,7 +21,7 @@ try:
     from specforge.training.strategies.base import Eagle3TrainStrategy
     from transformers import LlamaConfig
 
-    from conformance.torch_helper import DTYPES, own_weights, pattern_answer
+    from ..torch_helper import DTYPES, own_weights, pattern_answer
 except ImportError as error:
     raise ImportError(
         f"The adapter specforge_unroll needs the package specforge ({error}). Install it with `make matrix`, or: "

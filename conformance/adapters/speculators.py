@@ -12,7 +12,7 @@ try:
     import torch
     from speculators.losses import eager
 
-    from conformance.torch_helper import TorchAdapter, stage
+    from ..torch_helper import TorchAdapter, stage
 except ImportError as error:
     raise ImportError(
         f"The adapter speculators needs the package speculators ({error}). Install it with `make peers` and add "

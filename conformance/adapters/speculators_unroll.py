@@ -20,7 +20,7 @@ try:
     from speculators.proposals.greedy import GreedyTokenProposalConfig
     from transformers import LlamaConfig
 
-    from conformance.torch_helper import DTYPES, own_weights, pattern_answer
+    from ..torch_helper import DTYPES, own_weights, pattern_answer
 except ImportError as error:
     raise ImportError(
         f"The adapter speculators_unroll needs the package speculators ({error}). Install it with `make peers` and add "

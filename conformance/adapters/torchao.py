@@ -20,8 +20,8 @@ except ImportError as error:
         "`--adapter-python .venv-peers`, or: pip install torch==2.13.0 torchao==0.18.0"
     ) from error
 
-from conformance.adapters._mx import Quantiser
-from conformance.adapters._mx_pairs import apart, packed_of
+from ._mx import Quantiser
+from ._mx_pairs import apart, packed_of
 
 BLOCK = 32
 FP4 = torch.float4_e2m1fn_x2

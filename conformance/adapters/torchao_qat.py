@@ -19,7 +19,7 @@ except ImportError as error:
         "and add `--adapter-python .venvs/torchao`, or: pip install torch==2.13.0 torchao==0.18.0"
     ) from error
 
-from conformance.adapters._mx import Quantiser
+from ._mx import Quantiser
 
 BLOCK = 32
 

@@ -21,10 +21,10 @@ except ImportError as error:
         "pip install torch==2.13.0 && pip install --no-deps -r requirements/matrix/transformers.txt"
     ) from error
 
-from conformance.adapters._kimi_k3 import by_module
-from conformance.adapters._mx_pairs import packed_of
-from conformance.adapters._uniforms import logarithm, sample
-from conformance.torch_helper import TorchAdapter, stage
+from ..torch_helper import TorchAdapter, stage
+from ._kimi_k3 import by_module
+from ._mx_pairs import packed_of
+from ._uniforms import logarithm, sample
 
 
 class Transformers(TorchAdapter):

@@ -4,10 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from conformance.matrix import page
-from conformance.matrix.environments import Builder
-from conformance.matrix.packages import PACKAGES
-from conformance.matrix.running import Runner, settled
+from . import page
+from .environments import Builder
+from .packages import PACKAGES
+from .running import Runner, settled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, DATA = "MATRIX.md", "matrix.json"

@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.matrix.packages import Package
+from .packages import Package
 
 STAMP = ".stamp"
 

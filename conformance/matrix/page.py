@@ -4,10 +4,10 @@ import json
 from functools import cache
 from pathlib import Path
 
-from conformance import report
-from conformance.adapter import METHODS
-from conformance.matrix.packages import PACKAGES
-from conformance.results import validate_against
+from .. import report
+from ..adapter import METHODS
+from ..results import validate_against
+from .packages import PACKAGES
 
 SCHEMA = 1
 INTRODUCTION = """\

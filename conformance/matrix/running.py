@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.check_exact import SILENT
-from conformance.matrix import scripts
-from conformance.matrix.environments import Builder, BuildError
-from conformance.matrix.packages import PACKAGES, Package
-from conformance.results import FAULTS, STATUSES, number, suite
+from ..check_exact import SILENT
+from ..results import FAULTS, STATUSES, number, suite
+from . import scripts
+from .environments import Builder, BuildError
+from .packages import PACKAGES, Package
 
 QUANTISERS = ("mxfp4", "mxfp8", "fake_mxfp4", "fake_mxfp8")  # what a scale rule bears on
 OCP_RULE = "floor"  # OCP MX v1.0, section 6.3

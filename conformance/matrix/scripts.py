@@ -16,8 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.matrix.environments import python_of
-from conformance.matrix.packages import PACKAGES, Package
+from .environments import python_of
+from .packages import PACKAGES, Package
 
 FOLDER = Path(__file__).with_name("findings")
 SECONDS = 300

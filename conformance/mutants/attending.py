@@ -1,9 +1,9 @@
 """Wrong draft layers up to the attention's residual: norms, projections, visible keys, softmax, output gate."""
 
 import torch
+from draftconf.fast import attention, fusion, layer, ops, unroll
 
-from conformance.mutants.core import STEPS, area, around, backward, during, norm_with, patch, with_gradient_of
-from fast import attention, fusion, layer, ops, unroll
+from .core import STEPS, area, around, backward, during, norm_with, patch, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("attention", MUTANTS)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
-
-from fast import attention, fusion, layer, moe, ops
+from draftconf.fast import attention, fusion, layer, moe, ops
 
 patch = mock.patch.object
 STEPS = 7

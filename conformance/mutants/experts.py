@@ -1,9 +1,9 @@
 """Wrong routers, experts, activations and dense MLPs."""
 
 import torch
+from draftconf.fast import layer, moe, ops, unroll
 
-from conformance.mutants.core import STEPS, area, around, backward, both, during, norm_with, patch, with_gradient_of
-from fast import layer, moe, ops, unroll
+from .core import STEPS, area, around, backward, both, during, norm_with, patch, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("experts", MUTANTS)
@@ -301,7 +301,7 @@ def router_bias_trained():
 
 
 def _bias_gradient(method, name):
-    from conformance.adapters.fast import FastAdapter
+    from ..adapters.fast import FastAdapter
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)

@@ -1,9 +1,9 @@
 """Wrong heads and losses: what the logits are, -log of the overlap, its gradient."""
 
 import torch
+from draftconf.fast import layer, loss, ops, unroll
 
-from conformance.mutants.core import STEPS, area, around, backward, both, with_gradient_of
-from fast import layer, loss, ops, unroll
+from .core import STEPS, area, around, backward, both, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("loss", MUTANTS)
@@ -325,7 +325,7 @@ def below_from_bfloat16():
     "lk_loss", "frozen", None, "the target gets no gradient", "F02: Model-Optimizer #692; L07", methods=("lk_loss",)
 )
 def gradient_reaches_the_target():
-    from conformance.adapters.fast import FastAdapter
+    from ..adapters.fast import FastAdapter
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)

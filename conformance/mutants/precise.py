@@ -1,9 +1,9 @@
 """Small coherent faults: undeclared formats, truncation, accumulators, approximations, lost terms."""
 
 import torch
+from draftconf.fast import attention, layer, moe, ops, unroll
 
-from conformance.mutants.core import STEPS, area, around, everywhere, patch, with_gradient_of
-from fast import attention, layer, moe, ops, unroll
+from .core import STEPS, area, around, everywhere, patch, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("precision", MUTANTS)
@@ -165,7 +165,7 @@ def _sigmoid(module, change):
 
 @mutant("attention", "forward", 1, "elementary functions to a few ulp", "own: exp2 by a short polynomial")
 def exponentials_to_four_digits():
-    from conformance.mutants.attending import attention_with
+    from .attending import attention_with
 
     def softmax(scores):
         e = (scores - scores.amax(-1, keepdim=True)).exp()

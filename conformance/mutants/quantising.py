@@ -1,9 +1,9 @@
 """Wrong MX quantisers: scale rules, rounding, codes, straight-through gradients, and what is quantised at all."""
 
 import torch
+from draftconf.fast import moe, mx, unroll
 
-from conformance.mutants.core import STEPS, area, around, backward, both, during, patch
-from fast import moe, mx, unroll
+from .core import STEPS, area, around, backward, both, during, patch
 
 MUTANTS: list = []
 mutant = area("mx", MUTANTS)

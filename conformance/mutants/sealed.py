@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
+from draftconf.fast import sampling, unroll
 
-from conformance.adapters.fast import FastAdapter
-from conformance.mutants.core import area, around, patch
-from fast import sampling, unroll
+from ..adapters.fast import FastAdapter
+from .core import area, around, patch
 
 MUTANTS: list = []
 frozen, sampled = area("frozen", MUTANTS), area("sampling", MUTANTS)

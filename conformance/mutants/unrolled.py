@@ -1,10 +1,10 @@
 """Wrong unrolls: what step k reads, which slots count, how the losses are summed, what flows between the steps."""
 
 import torch
+from draftconf.fast import attention, fusion, layer, moe, unroll
+from draftconf.fast.unroll import shift
 
-from conformance.mutants.core import STEPS, area, around, backward, both, patch, with_gradient_of
-from fast import attention, fusion, layer, moe, unroll
-from fast.unroll import shift
+from .core import STEPS, area, around, backward, both, patch, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("unroll", MUTANTS)
@@ -304,7 +304,7 @@ def one_step_too_few():
 
 @mutant("fusion", "backward", 1, "a weight's gradient is summed over the steps", "T40: xtuner #2048")
 def every_gradient_is_absent():
-    from conformance.adapters.fast import FastAdapter
+    from ..adapters.fast import FastAdapter
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)
@@ -648,7 +648,7 @@ def fusion_weight_detached():
 
 @mutant("expert_hidden", "graph", None, "an expert without tokens has an exact zero gradient", "E19: Automodel #532")
 def idle_expert_has_no_gradient():
-    from conformance.adapters.fast import FastAdapter
+    from ..adapters.fast import FastAdapter
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)
@@ -659,7 +659,7 @@ def idle_expert_has_no_gradient():
 
 @mutant("expert_hidden", "backward", None, "an expert without tokens has an exact zero gradient", "E19: sglang #40187")
 def idle_expert_gradient_uninitialised():
-    from conformance.adapters.fast import FastAdapter
+    from ..adapters.fast import FastAdapter
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)

@@ -2,10 +2,10 @@
 
 from math import ceil, floor, isfinite, log10
 
-from conformance.page.ratios import shade, text
-from conformance.page.tables import ran
-from conformance.report import cell, rank
-from conformance.results import number
+from ..report import cell, rank
+from ..results import number
+from .ratios import shade, text
+from .tables import ran
 
 LOW, HIGH, PER_DECADE = -4, 2, 4  # decades of the histogram, bins in each
 BINS = (HIGH - LOW) * PER_DECADE

@@ -1,10 +1,10 @@
 """The faults: grouped by what is blamed, each expandable down to its worst element in hexadecimal."""
 
-from conformance.operands import lines, title
-from conformance.page.parts import command, finding_anchor, folded, grouped, number, table
-from conformance.page.ratios import text, worst
-from conformance.report import cell, show
-from conformance.results import faults, measure, repeat
+from ..operands import lines, title
+from ..report import cell, show
+from ..results import faults, measure, repeat
+from .parts import command, finding_anchor, folded, grouped, number, table
+from .ratios import text, worst
 
 NOTE = "<p>By what is blamed, in data order: the first is the one to look at, later ones may follow from it.</p>"
 

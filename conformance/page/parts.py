@@ -2,9 +2,9 @@
 
 from itertools import groupby
 
-from conformance.page.ratios import shade, short, slug, text
-from conformance.report import rank
-from conformance.results import FAULTS
+from ..report import rank
+from ..results import FAULTS
+from .ratios import shade, short, slug, text
 
 
 def tag(name: str, body: str, **attributes) -> str:

@@ -3,12 +3,13 @@
 from functools import cache
 from json import dumps, loads
 
-from conformance.cases import cases_for
-from conformance.page.placing import place
-from conformance.page.ratios import by_step, shade, short, slug, text, worst
-from conformance.trace import is_boundary
-from reference.config import Choices
-from reference.layer import graph
+from draftconf.reference.config import Choices
+from draftconf.reference.layer import graph
+
+from ..cases import cases_for
+from ..trace import is_boundary
+from .placing import place
+from .ratios import by_step, shade, short, slug, text, worst
 
 WIDTH, HEIGHT, GAP, PITCH, MARGIN = 186, 42, 10, 66, 26
 LONG_NAME = 17  # letters; longer ones are set smaller

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from conformance.report import cell, rank
+from ..report import cell, rank
 
 #: Upper limits of the classes, best first. Beyond the bound (1) a cell is also outlined, not coloured only.
 CLASSES = (("r0", 0.0), ("r1", 0.1), ("r2", 0.5), ("r3", 1.0), ("r4", 10.0), ("r5", 1e3), ("r6", float("inf")))

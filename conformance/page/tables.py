@@ -2,11 +2,11 @@
 
 from math import isfinite, log10
 
-from conformance.page.parts import finding_anchor, folded, gravest, grouped, lines, number, table, tag
-from conformance.page.ratios import shade, short, text, worst
-from conformance.report import cell, pairs, rank, worst_check
-from conformance.results import DECISIONS, FAULTS, sum_decisions
-from conformance.results import number as as_number
+from ..report import cell, pairs, rank, worst_check
+from ..results import DECISIONS, FAULTS, sum_decisions
+from ..results import number as as_number
+from .parts import finding_anchor, folded, gravest, grouped, lines, number, table, tag
+from .ratios import shade, short, text, worst
 
 FOLDED_ROWS = 12
 
@@ -99,7 +99,7 @@ def changed(changes: dict | None, limit: int) -> str:
     """What an earlier run had otherwise."""
     if changes is None:
         return ""
-    from conformance.changes import sections
+    from ..changes import sections
 
     parts = [tag("p", text(note)) for note in changes["notes"]]
     for head, entries in sections(changes):

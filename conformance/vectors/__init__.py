@@ -4,6 +4,6 @@
 the same plan on what a program answered. docs/vectors.md describes the files.
 """
 
-from conformance.vectors.judging import check as check
-from conformance.vectors.strict import MalformedError as MalformedError
-from conformance.vectors.writing import export as export
+from .judging import check as check
+from .strict import MalformedError as MalformedError
+from .writing import export as export

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from conformance import report
-from conformance.results import faults, repeat
-from conformance.vectors import check, export
-from conformance.vectors.strict import load_json
-from conformance.vectors.writing import DEFAULT
+from .. import report
+from ..results import faults, repeat
+from . import check, export
+from .strict import load_json
+from .writing import DEFAULT
 
 MALFORMED = 2
 
@@ -73,7 +73,7 @@ def names(option: str) -> list[str]:
 
 
 def main(arguments=None) -> int:
-    from conformance.cli import Parser
+    from ..cli import Parser
 
     about = "Test vectors for programs in any language. Exit code 0: no fault found. 1: a fault, or no verdict. "
     parser = Parser(prog="conform vectors", description=f"{about}2: files or options that cannot be used.")

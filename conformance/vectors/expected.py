@@ -6,24 +6,24 @@ Everything comes from the objects that the checks judge with, so that the files 
 from dataclasses import replace
 
 import numpy as np
+from draftconf.reference import mx
+from draftconf.reference.bounds import arithmetic
+from draftconf.reference.config import BLOCK
+from draftconf.reference.formats import FORMATS, store
+from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.unroll import draft_sequence
 
-from conformance.adapter import Description, Result
-from conformance.cases import Case, cases_for
-from conformance.check_exact import MXRun, outside_range
-from conformance.check_sampling import residual_law
-from conformance.check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
-from conformance.check_unroll import UnrollRun
-from conformance.compare import allowance
-from conformance.decisions import selection_scores
-from conformance.losses import LOSSES, loss_row
-from conformance.stages import FIRST, STEP, Stage, row_of
-from conformance.vectors.record import DECISION, GRAD, TRACE, Oracle, Vector, answer_arrays
-from reference import mx
-from reference.bounds import arithmetic
-from reference.config import BLOCK
-from reference.formats import FORMATS, store
-from reference.running import Running, exact, lifted
-from reference.unroll import draft_sequence
+from ..adapter import Description, Result
+from ..cases import Case, cases_for
+from ..check_exact import MXRun, outside_range
+from ..check_sampling import residual_law
+from ..check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
+from ..check_unroll import UnrollRun
+from ..compare import allowance
+from ..decisions import selection_scores
+from ..losses import LOSSES, loss_row
+from ..stages import FIRST, STEP, Stage, row_of
+from .record import DECISION, GRAD, TRACE, Oracle, Vector, answer_arrays
 
 BOUND, ALTERNATIVE, IGNORE = "bound/", "alternative/", "ignore/"
 LOWEST, HIGHEST, EITHER = "lowest/", "highest/", "either/"

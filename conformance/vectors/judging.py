@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance import checks, results
-from conformance.adapter import AdapterError, Description, NotOffered, Result, frames
-from conformance.vectors import manifest, tensors
-from conformance.vectors.record import COTANGENT, Asked, Vector, digest, narrowed, record, result_of
-from conformance.vectors.strict import MalformedError, directory, list_files, load_json, read_file, shown
+from .. import checks, results
+from ..adapter import AdapterError, Description, NotOffered, Result, frames
+from . import manifest, tensors
+from .record import COTANGENT, Asked, Vector, digest, narrowed, record, result_of
+from .strict import MalformedError, directory, list_files, load_json, read_file, shown
 
 DESCRIBE = "describe.json"
 DESCRIBE_LIMIT = 2**20

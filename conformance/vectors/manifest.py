@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from draftconf.reference.config import parameter_shapes
 
-from conformance import results
-from conformance.adapter import Description
-from conformance.vectors import tensors
-from conformance.vectors.record import Vector
-from conformance.vectors.strict import SUFFIX, MalformedError, load_json, read_file, shown
-from reference.config import parameter_shapes
+from .. import results
+from ..adapter import Description
+from . import tensors
+from .record import Vector
+from .strict import SUFFIX, MalformedError, load_json, read_file, shown
 
 NAME = "manifest.json"
 LIMIT = 32 * 2**20

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
+from draftconf.reference.config import Choices, DraftConfig
 
-from conformance.adapter import Description, NotOffered, Result, Subject
-from conformance.adapters.reference import Reference
-from reference.config import Choices, DraftConfig
+from ..adapter import Description, NotOffered, Result, Subject
+from ..adapters.reference import Reference
 
 #: A check of these calls several times in turn, so it must be answered to go on.
 ANSWERED = ("speculative_sample",)

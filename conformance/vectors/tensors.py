@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from conformance.vectors.strict import MalformedError, load_json, shown
+from .strict import MalformedError, load_json, shown
 
 LENGTH = 8
 MAX_HEADER = 4 * 2**20

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from conformance import checks
-from conformance.adapter import Description
-from conformance.vectors import manifest, tensors
-from conformance.vectors.expected import Expected, expect
-from conformance.vectors.record import narrowed, record
+from .. import checks
+from ..adapter import Description
+from . import manifest, tensors
+from .expected import Expected, expect
+from .record import narrowed, record
 
 DEFAULT = {"name": "test vectors", "formats": {"storage": "float32"}}
 POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")

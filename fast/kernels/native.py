@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from fast.kernels.build import library
+from .build import library
 
 DTYPES = (torch.float32, torch.bfloat16)
 WORTH_A_THREAD = 1 << 16  # values; fewer take less time than to wake a thread
