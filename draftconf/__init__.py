@@ -1,4 +1,4 @@
-"""One name for ``reference``, ``fast`` and ``conformance``: ``draftconf.reference.mx``, ``draftconf.conformance.cli``, ...
+"""One name for the packages reference, fast and conformance: ``draftconf.reference.mx``, ``draftconf.fast.loss``.
 
 An installation has the three inside this package, and puts no other name on the path. In a checkout they lie beside
 this folder, where they are looked for too.

@@ -163,7 +163,8 @@ def test_other_test_runs_load_no_adapter(pytester, monkeypatch):
         """
         import sys
         def test_nothing_heavy_was_imported():
-            assert not {"numpy", "torch", "draftconf.conformance.adapter", "draftconf.conformance.adapters.fast"} & set(sys.modules)
+            heavy = {"numpy", "torch", "draftconf.conformance.adapter", "draftconf.conformance.adapters.fast"}
+            assert not heavy & set(sys.modules)
         """
     )
     result = pytester.runpytest_subprocess(
