@@ -118,8 +118,8 @@ def run(arguments: list[str]) -> int:
 
 def targets(checks: list[str]) -> list[str]:
     """What pytest collects: the files of this checkout by path where we stand in it, else the installed package."""
-    from .explaining import ID
-    from .results import KINDS, module_of
+    from .catalogue.explain import ID
+    from .report.repeat import KINDS, module_of
 
     here = Path("conformance").resolve() == Path(__file__).resolve().parent
     start = [] if here else ["-p", "draftconf.conformance.plugin", "--pyargs"]
@@ -138,7 +138,7 @@ def targets(checks: list[str]) -> list[str]:
 
 
 def stages(options) -> int:
-    from .described import boundaries, find, methods
+    from .catalogue.descriptions import boundaries, find, methods
 
     for name in options.names:
         found = find(name)
@@ -171,7 +171,7 @@ def in_full(stage) -> str:
 
 
 def explain(options) -> int:
-    from .explaining import explain as told
+    from .catalogue.explain import explain as told
 
     for line in told(options.check, options.adapter, options.seed).splitlines():
         indent = " " * (10 if line[:1].isupper() and line[:10].rstrip().isalpha() else 4)
@@ -181,7 +181,7 @@ def explain(options) -> int:
 
 
 def new_adapter(options) -> int:
-    from .skeletons import skeleton
+    from .catalogue.skeletons import skeleton
 
     path = Path(options.path)
     if path.suffix != ".py":
@@ -195,22 +195,25 @@ def new_adapter(options) -> int:
 
 
 def report(options) -> int:
-    from . import changes
-    from . import report as rendered
-    from .summary import badge
+    from .report import changes
+    from .report.files import as_json, write
+    from .report.html.page import html
+    from .report.markdown import markdown
+    from .report.summary import badge, summary
+    from .report.text import closing
 
     results = changes.read(options.results)
     found = changes.changes(changes.read(options.compare), results) if options.compare else None
     files = {
-        options.report: lambda: rendered.as_markdown(results, found),
-        options.html: lambda: rendered.as_html(results, found),
-        options.badge: lambda: rendered.as_json(badge(results)),
+        options.report: lambda: markdown(results, found),
+        options.html: lambda: html(results, found),
+        options.badge: lambda: as_json(badge(results)),
     }
     for path, render in files.items():
         if path:
-            rendered.write(path, render())
+            write(path, render())
             print(f"written: {path}")
-    print("\n".join([*rendered.summary(results, found), rendered.closing(results)]))
+    print("\n".join([*summary(results, found), closing(results)]))
     return 0
 
 

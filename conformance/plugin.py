@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from . import options
-from .terminal import Terminal
+from .report.progress import Terminal
 
 RECORDER = "draftconf-recorder"
 PROPERTY = "draftconf"
@@ -56,7 +56,7 @@ def _earlier(config):
     path = options.value(config, "compare")
     if not path or hasattr(config, "workerinput"):
         return None
-    from . import changes
+    from .report import changes
 
     try:
         return changes.read(config.invocation_params.dir / path)
@@ -69,7 +69,7 @@ def _deviations(config):
     path = options.value(config, "deviations")
     if not path:
         return None
-    from . import deviations
+    from .report import deviations
 
     try:
         return deviations.load(config.invocation_params.dir / path)
@@ -80,8 +80,8 @@ def _deviations(config):
 def judge(check, request):
     """Run one check and make its outcome that of the test item."""
     __tracebackhide__ = True
-    from .report import failure
-    from .results import repeat_command
+    from .report.repeat import repeat_command
+    from .report.text import failure
 
     recorder = request.config.pluginmanager.get_plugin(RECORDER)
     outcome, details = recorder.run(check)
@@ -162,17 +162,19 @@ class Recorder:
             raise pytest.UsageError(self.usage_error)
 
     def _make_plan(self) -> list:
-        from . import adapter, checks
+        from .checks import plan as checks
+        from .protocol.loading import load
+        from .protocol.subject import Subject
 
         dump = self.option("dump")
         dump = self.config.invocation_params.dir / dump if dump else None
         limits = self.limits()
         if limits.isolated:
-            from .isolation import IsolatedSubject
+            from .protocol.isolation import IsolatedSubject
 
             subject = IsolatedSubject(self.adapter, limits, dump=dump)
         else:
-            subject = adapter.Subject(adapter.load(self.adapter), dump=dump)
+            subject = Subject(load(self.adapter), dump=dump)
         self.subject = subject  # from here on it is closed at the end
         wanted = _names(self.option("policy"))
         for policy in wanted or ():
@@ -188,7 +190,7 @@ class Recorder:
 
     def limits(self):
         """Where the adapter runs. Raises ValueError for options that do not go together."""
-        from .limits import Limits
+        from .protocol.limits import Limits
 
         option = self.option
         return Limits.of(
@@ -240,26 +242,27 @@ class Recorder:
 
     @staticmethod
     def about(check) -> dict:
-        from .results import about
+        from .report.results import about
 
         return about(check)
 
     def run(self, check) -> tuple[dict, str]:
         """The outcome of a check, and traceback lines if it raised. Whatever it raises is an outcome."""
-        from . import adapter, results
+        from .protocol.result import AdapterError, NotOffered, frames
+        from .report import results
 
         try:
             return results.clean(check.run(self.subject), self.about(check)), ""
-        except adapter.NotOffered as error:
+        except NotOffered as error:
             return self._ended("not offered", str(error)), ""
-        except adapter.AdapterError as error:
+        except AdapterError as error:
             return self._ended(error.verdict, str(error)), error.details
         except (Exception, SystemExit, pytest.skip.Exception, pytest.fail.Exception) as error:
-            return self._ended("error", f"{type(error).__name__} in the suite: {error}"), adapter.frames(error)
+            return self._ended("error", f"{type(error).__name__} in the suite: {error}"), frames(error)
 
     @staticmethod
     def _ended(verdict: str, message: str) -> dict:
-        from .results import EMPTY
+        from .report.results import EMPTY
 
         return EMPTY | {"verdict": verdict, "message": message, "extra": {}}
 
@@ -292,7 +295,7 @@ class Recorder:
     def _stop(self):
         if self.subject is None:
             return
-        from .adapter import AdapterError, NotOffered
+        from .protocol.result import AdapterError, NotOffered
 
         try:
             self.subject.close()
@@ -305,7 +308,7 @@ class Recorder:
         shared = {"collected": self.collected, "usage_error": self.usage_error}
         shared |= {"problems": self.problems, "notes": self.notes}
         if self.plan is not None:
-            from .results import environment
+            from .protocol.environment import environment
 
             shared |= {
                 "plan": [self.about(check) for check in self.plan],
@@ -337,7 +340,7 @@ class Recorder:
         if "plan" not in told:  # collection failed, or no worker lived to tell
             self._fail(session)
             return
-        from . import changes, outputs, results
+        from .report import changes, outputs, results
 
         self.results = results.build(
             plan=told["plan"],
@@ -372,7 +375,7 @@ class Recorder:
     def pytest_report_collectionfinish(self):
         if self.subject is None:
             return []
-        from . import report
+        from .report import text as report
 
         return report.header(self.subject.about(), self.adapter, self.seed)
 
@@ -380,10 +383,10 @@ class Recorder:
     def pytest_terminal_summary(self, terminalreporter):
         if self.results is None:
             return
-        from . import report
+        from .report.summary import summary
 
         terminalreporter.section(f"conformance of {self.adapter}")
-        for line in report.summary(self.results, self.changes) + self.written:
+        for line in summary(self.results, self.changes) + self.written:
             terminalreporter.write_line(line)
 
     def _close(self):
@@ -394,7 +397,7 @@ class Recorder:
         if self.usage_error and not self.usage_error_told:  # a worker found it, or a node id is not in an empty plan
             terminal.write_line(f"ERROR: {self.usage_error}", red=True)
         if self.results is not None:
-            from . import report
+            from .report import text as report
 
             good = self.results["verdict"] == "no fault found"
             terminal.write_line(report.closing(self.results), green=good, red=not good)

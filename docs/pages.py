@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from draftconf.conformance.described import Described, boundaries, methods  # noqa: E402
-from draftconf.conformance.hunted import FAULTS  # noqa: E402
+from draftconf.conformance.catalogue.descriptions import Described, boundaries, methods  # noqa: E402
+from draftconf.conformance.catalogue.faults import FAULTS  # noqa: E402
 from draftconf.conformance.options import OPTIONS  # noqa: E402
 
 PACKAGES = ("reference", "conformance", "fast")
@@ -59,7 +59,7 @@ def stages() -> str:
     head = ["name", "equation", "source", "inputs", "outputs and decisions", "layouts"]
     return f"""# Stages
 
-From the stage table (`conformance/stages.py`) and the oracle's wiring (`reference/layer.py`); `conform stages NAME` too
+From the stage table (`conformance/checks/stages.py`) and the oracle's wiring (`reference/layer.py`); `conform stages NAME` too
 shows it.
 
 ## Methods that an adapter may offer

@@ -10,8 +10,8 @@ import time
 import warnings
 
 import numpy as np
-from draftconf.conformance.adapter import METHODS
 from draftconf.conformance.adapters.reference import Reference
+from draftconf.conformance.protocol.description import METHODS
 
 OFFERED = ("fusion", "situ_glu", "head", "lk_loss")
 

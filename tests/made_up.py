@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from draftconf.conformance import results
+from draftconf.conformance.report import results
 
 SUBJECT = {
     "name": "made <b>up</b> & Co", "version": "3", "url": "https://example.org", "formats": {"storage": "float32"},

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 STAND_IN = '''
-"""Loaded with -p: puts a small plan in the place of conformance.checks."""
+"""Loaded with -p: puts a small plan in the place of conformance.checks.plan."""
 
 import sys, types
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def plan(description, *, policies=None, stages=None, seed=0):
                                         policy, (0, number)))
     return checks if description.name != "empty" else []
 
-sys.modules["draftconf.conformance.checks"] = types.SimpleNamespace(plan=plan)
+sys.modules["draftconf.conformance.checks.plan"] = types.SimpleNamespace(plan=plan)
 '''
 
 ADAPTERS = """

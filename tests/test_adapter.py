@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from draftconf.conformance import adapter as protocol
-from draftconf.conformance import loading
-from draftconf.conformance.adapter import AdapterError, Description, NotOffered, Result, Subject
+from draftconf.conformance.protocol import loading
+from draftconf.conformance.protocol.description import Description
+from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.result import AdapterError, NotOffered, Result
+from draftconf.conformance.protocol.subject import Subject
 from draftconf.reference.config import Choices, DraftConfig
 
 CONFIG, CHOICES = DraftConfig.tiny(), Choices()
@@ -31,7 +33,7 @@ def call(method, **inputs):
 
 
 def test_load_built_in_by_name():
-    assert protocol.load("fast").describe()["name"] == "fast"
+    assert load("fast").describe()["name"] == "fast"
 
 
 def test_load_class_factory_and_instance_from_module_and_file(tmp_path, monkeypatch):
@@ -52,7 +54,7 @@ def test_load_class_factory_and_instance_from_module_and_file(tmp_path, monkeypa
     monkeypatch.setattr(sys, "path", list(sys.path))
     for attribute in ("Class", "factory", "instance", "Holder.inner"):
         for place in ("mine", "mine.py", str(tmp_path / "mine.py")):
-            assert protocol.load(f"{place}:{attribute}").describe() == {"name": "beside"}
+            assert load(f"{place}:{attribute}").describe() == {"name": "beside"}
 
 
 def test_load_file_of_a_package_by_its_full_name(tmp_path, monkeypatch):
@@ -61,7 +63,7 @@ def test_load_file_of_a_package_by_its_full_name(tmp_path, monkeypatch):
     (tmp_path / "wrappers" / "__init__.py").touch()
     source = "from importlib.util import find_spec\nadapter = find_spec('absent_package')"
     (tmp_path / "wrappers" / "absent_package.py").write_text(source, encoding="utf-8")
-    assert protocol.load(f"{tmp_path}/wrappers/absent_package.py:adapter") is None
+    assert load(f"{tmp_path}/wrappers/absent_package.py:adapter") is None
     assert "wrappers.absent_package" in sys.modules
 
 
@@ -71,9 +73,9 @@ def test_load_entry_point(monkeypatch):
 
     points = Points([SimpleNamespace(name="plugged", load=lambda: SimpleNamespace(describe=dict, protocol=1))])
     monkeypatch.setattr(loading, "entry_points", lambda group: points if group == "draftconf.adapters" else None)
-    assert protocol.load("plugged").protocol == 1
+    assert load("plugged").protocol == 1
     with pytest.raises(ValueError, match=r"no adapter 'unplugged'; known: .*fast.*plugged"):
-        protocol.load("unplugged")
+        load("unplugged")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_load_failure_is_a_sentence(tmp_path, monkeypatch, source, sentence):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "broken.py").write_text(source, encoding="utf-8")
     with pytest.raises(ValueError, match=sentence):
-        protocol.load(f"{tmp_path}/broken.py:adapter")
+        load(f"{tmp_path}/broken.py:adapter")
 
 
 # -- describe() ------------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ def test_readme_shows_the_example_as_it_is():
 
 
 def test_example_computes_the_loss():
-    subject = Subject(protocol.load(f"{ROOT}/examples/my_lk.py:MyLoss"))
+    subject = Subject(load(f"{ROOT}/examples/my_lk.py:MyLoss"))
     inputs = {"draft_logits": np.zeros((1, 3), np.float32), "target_logits": np.array([[0, 0, -200]], np.float32)}
     result = subject.call(
         "lk_loss", config=CONFIG, choices=CHOICES, policy="float32", inputs=inputs, cotangents={"loss": np.ones(1)}

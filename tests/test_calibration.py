@@ -1,8 +1,8 @@
 """A sample of the calibration: honest twins raise no alarm, no bound is absurdly wide. `make calibrate` runs it all."""
 
 import pytest
-from draftconf.conformance import calibration
-from draftconf.conformance.twins import TWINS
+from draftconf.conformance.evidence import calibration
+from draftconf.conformance.evidence.twins import TWINS
 
 SAMPLE = [
     "as it is",

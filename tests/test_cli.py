@@ -13,13 +13,13 @@ from pathlib import Path
 import made_up
 import pytest
 from draftconf.conformance import options
-from draftconf.conformance.changes import changes, counted, ratio_moved
-from draftconf.conformance.changes import read as read_results
+from draftconf.conformance.catalogue.descriptions import BOUNDARIES, boundaries, methods
+from draftconf.conformance.catalogue.explain import names
+from draftconf.conformance.catalogue.faults import FAULTS, hunted
 from draftconf.conformance.cli import main
-from draftconf.conformance.described import BOUNDARIES, boundaries, methods
-from draftconf.conformance.explaining import names
-from draftconf.conformance.hunted import FAULTS, hunted
-from draftconf.conformance.summary import LINES, badge, job_summary, terminal_table
+from draftconf.conformance.report.changes import changes, counted, ratio_moved
+from draftconf.conformance.report.changes import read as read_results
+from draftconf.conformance.report.summary import LINES, badge, job_summary, terminal_table
 from stand_in import last_line, read
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ def test_stages_tells_inputs_and_outputs_of_one(capsys):
 
 
 def test_methods_described_are_those_of_the_protocol():
-    from draftconf.conformance.adapter import METHODS
+    from draftconf.conformance.protocol.description import METHODS
 
     assert {stage.name for stage in methods()} == set(METHODS)
 
@@ -65,8 +65,8 @@ def test_every_check_of_the_plan_hunts_something():
 
 
 def test_every_check_of_the_plan_can_be_explained(capsys):
-    from draftconf.conformance.adapter import Description
-    from draftconf.conformance.checks import plan
+    from draftconf.conformance.checks.plan import plan
+    from draftconf.conformance.protocol.description import Description
 
     checks = plan(Description.from_dict({"name": "any", "formats": {"storage": "float32"}}))
     for check in checks[:: max(len(checks) // 60, 1)]:

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from draftconf.conformance.compare import BIAS_LIMIT, Bias, Mismatch, compare, width
-from draftconf.conformance.decisions import judge_experts
-from draftconf.conformance.outcome import of_equality
+from draftconf.conformance.judging.bias import BIAS_LIMIT, Bias
+from draftconf.conformance.judging.compare import Mismatch, compare, width
+from draftconf.conformance.judging.decisions import judge_experts
+from draftconf.conformance.judging.outcome import of_equality
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.running import Running
 

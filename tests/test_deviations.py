@@ -4,9 +4,9 @@ import datetime
 from pathlib import Path
 
 import pytest
-from draftconf.conformance import deviations
-from draftconf.conformance.deviations import Deviation, Deviations
-from draftconf.conformance.results import EMPTY
+from draftconf.conformance.report import deviations
+from draftconf.conformance.report.deviations import Deviation, Deviations
+from draftconf.conformance.report.results import EMPTY
 from stand_in import last_line, read
 
 TODAY = datetime.date(2026, 6, 1)

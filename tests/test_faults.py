@@ -4,8 +4,12 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
-from draftconf.conformance import adapter, checks, results
-from draftconf.conformance.report import closing
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.protocol.environment import environment
+from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.subject import Subject
+from draftconf.conformance.report import results
+from draftconf.conformance.report.text import closing
 from draftconf.fast import attention, fusion, moe, mx, unroll
 
 POLICY = "float32"
@@ -13,12 +17,12 @@ POLICY = "float32"
 
 def first_fault(layout: str) -> dict:
     """Run the walk on ``fast`` as it stands now; the check that the report names first."""
-    subject = adapter.Subject(adapter.load("fast"))
+    subject = Subject(load("fast"))
     plan = [c for c in checks.plan(subject.description, policies=[POLICY]) if c.kind == "trace" and c.layout == layout]
     outcomes = {check.id: results.clean(check.run(subject), results.about(check)) for check in plan}
     found = results.build(
         plan=[results.about(check) for check in plan], outcomes=outcomes, selected=set(outcomes),
-        subject=subject.about(), adapter="fast", seed=0, env=results.environment(),
+        subject=subject.about(), adapter="fast", seed=0, env=environment(),
         selection={"stage": None, "policy": None, "pyargs": False},
     )  # fmt: skip
     assert found["first_fault"], "the fault was not caught"

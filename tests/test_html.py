@@ -6,12 +6,12 @@ from pathlib import Path
 import browser
 import made_up
 import pytest
-from draftconf.conformance.changes import changes
-from draftconf.conformance.html import LIMIT, html
-from draftconf.conformance.page.charts import BINS, bin_of
-from draftconf.conformance.page.pipeline import flow
-from draftconf.conformance.page.placing import place
-from draftconf.conformance.page.ratios import shade
+from draftconf.conformance.report.changes import changes
+from draftconf.conformance.report.html.charts import BINS, bin_of
+from draftconf.conformance.report.html.page import LIMIT, html
+from draftconf.conformance.report.html.pipeline import flow
+from draftconf.conformance.report.html.placing import place
+from draftconf.conformance.report.html.ratios import shade
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

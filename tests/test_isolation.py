@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draftconf.conformance import adapter, checks
-from draftconf.conformance.isolation import IsolatedSubject
-from draftconf.conformance.limits import Limits
-from draftconf.conformance.results import about, clean
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.protocol.isolation import IsolatedSubject
+from draftconf.conformance.protocol.limits import Limits
+from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.result import AdapterCrash, AdapterError, NotOffered
+from draftconf.conformance.protocol.subject import Subject
+from draftconf.conformance.report.results import about, clean
 from draftconf.reference.config import Choices, DraftConfig
 from stand_in import last_line, read
 
@@ -29,9 +32,9 @@ def subject_of(name: str, **limits) -> IsolatedSubject:
 def outcome_of(check, subject) -> dict:
     try:
         return clean(check.run(subject), about(check))
-    except adapter.NotOffered as error:
+    except NotOffered as error:
         return {"verdict": "not offered", "message": str(error)}
-    except adapter.AdapterError as error:
+    except AdapterError as error:
         return {"verdict": error.verdict, "message": str(error), "details": error.details}
 
 
@@ -184,13 +187,13 @@ def subject(request):
 
 
 def test_answers_are_those_of_the_same_process(subject):
-    here = adapter.Subject(adapter.load(f"{ROOT}/tests/hostile.py:Clean"))
+    here = Subject(load(f"{ROOT}/tests/hostile.py:Clean"))
     there = subject("Clean")
     assert there.about() == here.about()
     ours, theirs = call(here, "fusion"), call(there, "fusion")
     np.testing.assert_array_equal(ours.outputs["feature"], theirs.outputs["feature"])
     assert theirs.outputs["feature"].flags.writeable
-    with pytest.raises(adapter.NotOffered):
+    with pytest.raises(NotOffered):
         call(there, "moe")
 
 
@@ -202,7 +205,7 @@ def test_random_numbers_do_not_depend_on_earlier_calls(subject):
 
 
 def test_large_arrays_go_in_pieces(subject, monkeypatch):
-    from draftconf.conformance import worker
+    from draftconf.conformance.protocol import worker
 
     monkeypatch.setattr(worker, "PIECE", 7)
     inputs = {"gate": np.ones((5, 5)), "up": np.zeros((5, 5))}
@@ -211,7 +214,7 @@ def test_large_arrays_go_in_pieces(subject, monkeypatch):
 
 
 def test_crash_says_where_it_stood(subject):
-    with pytest.raises(adapter.AdapterCrash) as caught:
+    with pytest.raises(AdapterCrash) as caught:
         call(subject("SegmentationFault"), "fusion")
     assert "hostile.py" in caught.value.details
     assert str(ROOT) not in caught.value.details
@@ -220,7 +223,7 @@ def test_crash_says_where_it_stood(subject):
 def test_failed_call_is_not_made_again(subject):
     crashing = subject("ExitZero")
     for _ in range(2):
-        with pytest.raises(adapter.AdapterCrash, match="exit code 0"):
+        with pytest.raises(AdapterCrash, match="exit code 0"):
             call(crashing, "fusion")
         assert crashing._process is None  # the second time none was started
     call(crashing)
@@ -241,7 +244,7 @@ def test_stop_is_nobodys_verdict(subject, name, problem):
 def test_start_that_crashes_is_the_fault_of_each_call(subject):
     starting = subject("StartCrashes")
     for method in ("situ_glu", "fusion"):
-        with pytest.raises(adapter.AdapterCrash, match=f"{method}: the process ended with exit code 7"):
+        with pytest.raises(AdapterCrash, match=f"{method}: the process ended with exit code 7"):
             call(starting, method)
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from draftconf.conformance import checks
-from draftconf.conformance.adapter import Subject
 from draftconf.conformance.adapters.reference import Reference
-from draftconf.conformance.check_unroll import leading_steps
-from draftconf.conformance.outcome import UNDECIDED_WIDTH
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.checks.unroll import leading_steps
+from draftconf.conformance.judging.outcome import UNDECIDED_WIDTH
+from draftconf.conformance.protocol.subject import Subject
 from draftconf.reference.running import Running
 
 FORMATS = {"storage": "float32", "accumulate": "float32"}

@@ -4,10 +4,12 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from draftconf.conformance import checks
-from draftconf.conformance.adapter import Description, Subject
 from draftconf.conformance.adapters.reference import Reference
-from draftconf.conformance.losses import LOSSES, Declared, loss_row
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.checks.losses import loss_row
+from draftconf.conformance.protocol.description import Description
+from draftconf.conformance.protocol.losses import LOSSES, Declared
+from draftconf.conformance.protocol.subject import Subject
 from draftconf.conformance.torch_helper import TorchAdapter, stage
 from draftconf.reference.divergences import DIVERGENCES, REDUCTIONS, divergence, hybrid
 from draftconf.reference.ops import log_softmax

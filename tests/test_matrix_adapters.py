@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
-from draftconf.conformance.loading import load
+from draftconf.conformance.protocol.loading import load
 
 ADAPTERS = {
     "torchao_qat": ("torchao", "torchao"),

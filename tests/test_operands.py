@@ -4,10 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from draftconf.conformance import checks, operands, report, results
-from draftconf.conformance.adapter import Subject
 from draftconf.conformance.adapters.reference import Reference
-from draftconf.conformance.html import html
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.judging import operands
+from draftconf.conformance.protocol.environment import environment
+from draftconf.conformance.protocol.subject import Subject
+from draftconf.conformance.report import results
+from draftconf.conformance.report.files import as_markdown
+from draftconf.conformance.report.html.page import html
 from draftconf.reference import mx
 from draftconf.reference.config import DraftConfig
 
@@ -258,7 +262,7 @@ def whole(count: int) -> dict:
     outcome = results.clean(failing.run(subject), results.about(failing))
     return results.build(
         plan=[results.about(c) for c in plan], outcomes={c.id: json.loads(json.dumps(outcome)) for c in plan[:count]},
-        selected={c.id for c in plan}, subject=subject.about(), adapter="fast", seed=0, env=results.environment(),
+        selected={c.id for c in plan}, subject=subject.about(), adapter="fast", seed=0, env=environment(),
         selection={"stage": None, "policy": None, "pyargs": False},
     )  # fmt: skip
 
@@ -269,7 +273,7 @@ def test_the_reports_show_the_operands_and_stay_small():
     assert len(kept) == results.KEPT
     assert kept[0]["id"] == found["first_fault"]["id"]
     assert len(json.dumps(found)) < 1e6
-    page, text = html(found), report.as_markdown(found)
+    page, text = html(found), as_markdown(found)
     assert len(page.encode()) < 2 * 1024 * 1024
     value = kept[0]["worst"]["operands"][0]["values"][3]
     assert page.count('<details class="operands">') == results.KEPT

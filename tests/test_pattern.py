@@ -8,13 +8,19 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from draftconf.conformance import check_pattern, check_pattern_losses, checks, nulls
-from draftconf.conformance.adapter import Description, Result, Subject, load
-from draftconf.conformance.mutants.core import around, backward, everywhere
-from draftconf.conformance.mutants.precise import stochastic_stores
-from draftconf.conformance.pattern import Pattern
-from draftconf.conformance.power import subject_for
-from draftconf.conformance.twins import TWINS
+from draftconf.conformance.checks import pattern as check_pattern
+from draftconf.conformance.checks import pattern_losses as check_pattern_losses
+from draftconf.conformance.checks import plan as checks
+from draftconf.conformance.evidence import nulls
+from draftconf.conformance.evidence.mutants.core import around, backward, everywhere
+from draftconf.conformance.evidence.mutants.precise import stochastic_stores
+from draftconf.conformance.evidence.power import subject_for
+from draftconf.conformance.evidence.twins import TWINS
+from draftconf.conformance.protocol.description import Description
+from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.pattern import Pattern
+from draftconf.conformance.protocol.result import Result
+from draftconf.conformance.protocol.subject import Subject
 from draftconf.fast import attention, unroll
 from draftconf.fast.unroll import shift
 
@@ -59,7 +65,7 @@ def features_of_the_target_again():
 
 
 def both(*contexts):
-    from draftconf.conformance.mutants.core import both as together
+    from draftconf.conformance.evidence.mutants.core import both as together
 
     return together(*contexts)
 
@@ -311,7 +317,7 @@ def test_what_the_oracle_reads_is_what_the_specification_says():
 
 
 def _case(check):
-    from draftconf.conformance.cases import cases_for
+    from draftconf.conformance.checks.cases import cases_for
     from draftconf.reference.config import Choices
 
     choices = Choices(draft_input="eagle3")

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from draftconf.conformance import power
-from draftconf.conformance.adapter import AdapterCrash, AdapterError, AdapterTimeout
-from draftconf.conformance.mutants import MUTANTS, NOT_EXPRESSIBLE
-from draftconf.conformance.mutants.core import DIRECTIONS
-from draftconf.conformance.nulls import NULLS
-from draftconf.conformance.power_report import markdown
+from draftconf.conformance.evidence import power
+from draftconf.conformance.evidence.mutants import MUTANTS, NOT_EXPRESSIBLE
+from draftconf.conformance.evidence.mutants.core import DIRECTIONS
+from draftconf.conformance.evidence.nulls import NULLS
+from draftconf.conformance.evidence.power_report import markdown
+from draftconf.conformance.protocol.result import AdapterCrash, AdapterError, AdapterTimeout
 
 SAMPLE = MUTANTS[::20]
 PUBLIC_FAULTS = 102

@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from draftconf.conformance import report, results
-from draftconf.conformance.markdown import FINDINGS_IN_FULL, markdown
+from draftconf.conformance.report import results
+from draftconf.conformance.report import text as report
+from draftconf.conformance.report.files import write_json, write_markdown
+from draftconf.conformance.report.fingerprint import content_hash, suite
+from draftconf.conformance.report.markdown import FINDINGS_IN_FULL, markdown
+from draftconf.conformance.report.schema import validate
 
 PASS = {
     "verdict": "pass", "ratio": 0.5, "steps": [], "worst": None, "bias": 1.25, "compared": 10,
@@ -93,7 +97,7 @@ def test_outcome_that_the_schema_refuses(change, place):
 
 def test_schema_refuses_missing_and_unknown_keys():
     good = build([(check("attention"), trace(0.1))])
-    results.validate(good)
+    validate(good)
     for damage, sentence in (
         (lambda r: r.pop("seed"), "results has no seed"),
         (lambda r: r["counts"].update(rate=1), "results.counts has rate"),
@@ -103,7 +107,7 @@ def test_schema_refuses_missing_and_unknown_keys():
         bad = deepcopy(good)
         damage(bad)
         with pytest.raises(ValueError, match=sentence):
-            results.validate(bad)
+            validate(bad)
 
 
 def test_counts_and_completeness():
@@ -189,7 +193,7 @@ def test_repeat_command_is_safe_in_a_shell():
 
 
 def test_suite_hash_is_that_of_stages_and_cases():
-    about = results.suite()
+    about = suite()
     assert len(about["hash"]) == 12
     assert about["protocol"] == 1
 
@@ -238,12 +242,12 @@ def test_markdown_has_every_part_and_no_rate():
 
 def test_markdown_and_results_are_the_same_each_time(tmp_path):
     for name in ("a", "b"):
-        report.write_markdown(build(full_run()), tmp_path / name / "REPORT.md")
-        report.write_json(build(full_run()), tmp_path / name / "results.json")
+        write_markdown(build(full_run()), tmp_path / name / "REPORT.md")
+        write_json(build(full_run()), tmp_path / name / "results.json")
     for file in ("REPORT.md", "results.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["REPORT.md", "results.json"]
-    results.validate(json.loads((tmp_path / "a" / "results.json").read_text(encoding="utf-8")))
+    validate(json.loads((tmp_path / "a" / "results.json").read_text(encoding="utf-8")))
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
@@ -256,7 +260,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="no space left"):
-        report.write_markdown(build(full_run()), path)
+        write_markdown(build(full_run()), path)
     assert [file.name for file in tmp_path.iterdir()] == ["REPORT.md"]
     assert path.read_text(encoding="utf-8") == "old"
 
@@ -299,11 +303,11 @@ def hash_with(tmp_path, changed: str) -> str:
     if changed != "nothing":
         with open(root / changed, "a", encoding="utf-8") as file:
             file.write("# changed\n")
-    return results.content_hash(root)
+    return content_hash(root)
 
 
 def test_hash_covers_what_decides_a_verdict_and_nothing_else(tmp_path):
-    ours = results.suite()["hash"]
+    ours = suite()["hash"]
     assert hash_with(tmp_path, "nothing") == ours
     for name in (
         "stages",
@@ -319,7 +323,7 @@ def test_hash_covers_what_decides_a_verdict_and_nothing_else(tmp_path):
         assert hash_with(tmp_path, f"conformance/{name}.py") != ours
     for name in ("bounds", "mx", "unroll", "__init__"):
         assert hash_with(tmp_path, f"reference/{name}.py") != ours
-    assert hash_with(tmp_path, "conformance/markdown.py") == ours
+    assert hash_with(tmp_path, "conformance/report/markdown.py") == ours
 
 
 # -- verdicts of a process of its own --------------------------------------------------------------------------------

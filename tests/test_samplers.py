@@ -5,10 +5,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from draftconf.conformance import check_sampling
-from draftconf.conformance.adapter import Subject, load
 from draftconf.conformance.adapters._uniforms import given, logarithm, sample, token_of
-from draftconf.conformance.cases import unroll_cases
+from draftconf.conformance.checks import sampling as check_sampling
+from draftconf.conformance.checks.cases import unroll_cases
+from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.subject import Subject
 from draftconf.reference.config import Choices
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from draftconf.conformance import checks
+from draftconf.conformance.checks import plan as checks
 from draftconf.conformance.vectors import MalformedError, check, export, manifest, strict, tensors
 from draftconf.conformance.vectors import writing as vectors_writing
 from draftconf.conformance.vectors.__main__ import main

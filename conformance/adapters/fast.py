@@ -10,17 +10,8 @@ import torch
 from draftconf.fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
 from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 
-from ..cases import make_parameters, unroll_cases
-from ..torch_helper import (
-    DTYPES,
-    TorchAdapter,
-    Trace,
-    gradients,
-    input_tensors,
-    require_gradients,
-    stage,
-    to_arrays,
-)
+from ..checks.cases import make_parameters, unroll_cases
+from ..torch_helper import DTYPES, TorchAdapter, Trace, gradients, input_tensors, require_gradients, stage, to_arrays
 
 MOE = moe.MOE
 POLICIES = {

@@ -12,9 +12,10 @@ from draftconf.reference.layer import EXPERT_WEIGHTS, graph
 
 from draftconf import __version__
 
-from ..cases import make_parameters, unroll_cases
-from ..losses import LOSSES, loss_row
-from ..stages import STAGES, STEP, Stage, row_of
+from ..checks.cases import make_parameters, unroll_cases
+from ..checks.losses import loss_row
+from ..checks.stages import STAGES, STEP, Stage, row_of
+from ..protocol.losses import LOSSES
 
 PER_STEP = {"logits": "logits", "step_losses": "step_loss"}  # outputs of pattern by the stage that they are
 

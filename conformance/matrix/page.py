@@ -4,9 +4,10 @@ import json
 from functools import cache
 from pathlib import Path
 
-from .. import report
-from ..adapter import METHODS
-from ..results import validate_against
+from ..protocol.description import METHODS
+from ..report import text as report
+from ..report.files import write, write_json
+from ..report.schema import validate_against
 from .packages import PACKAGES
 
 SCHEMA = 1
@@ -59,8 +60,8 @@ def update(row: dict, json_path, page_path, packages=PACKAGES) -> dict:
     """Put one row into both files, each written whole or not at all. Returns the matrix."""
     matrix = with_row(read(json_path), row, packages)
     validate(matrix)
-    report.write_json(matrix, json_path)
-    report.write(page_path, markdown(matrix))
+    write_json(matrix, json_path)
+    write(page_path, markdown(matrix))
     return matrix
 
 

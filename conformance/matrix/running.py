@@ -7,8 +7,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..check_exact import SILENT
-from ..results import FAULTS, STATUSES, number, suite
+from ..checks.exact import SILENT
+from ..protocol.plain import number
+from ..report.fingerprint import suite
+from ..report.results import FAULTS, STATUSES
 from . import scripts
 from .environments import Builder, BuildError
 from .packages import PACKAGES, Package

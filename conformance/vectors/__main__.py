@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
-from .. import report
-from ..results import faults, repeat
+from ..report import text as report
+from ..report.files import write_json, write_markdown
+from ..report.repeat import repeat
+from ..report.results import faults
+from ..report.summary import summary
 from . import check, export
 from .strict import load_json
 from .writing import DEFAULT
@@ -58,13 +61,13 @@ def _export(options) -> int:
 def _check(options) -> int:
     stages = names(options.stage) if options.stage else None
     found = check(options.directory, options.answers, stages=stages, ids=options.check)
-    for path, write in ((options.results, report.write_json), (options.report, report.write_markdown)):
+    for path, write in ((options.results, write_json), (options.report, write_markdown)):
         if path:
             write(found, path)
     shown = faults(found) if options.check else []
     for entry in shown:
         print(report.failure(entry, repeat(entry, found)))
-    print("\n".join([*report.summary(found), report.closing(found)]))
+    print("\n".join([*summary(found), report.closing(found)]))
     return 0 if found["verdict"] == "no fault found" else 1
 
 

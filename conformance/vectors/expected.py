@@ -13,16 +13,18 @@ from draftconf.reference.formats import FORMATS, store
 from draftconf.reference.running import Running, exact, lifted
 from draftconf.reference.unroll import draft_sequence
 
-from ..adapter import Description, Result
-from ..cases import Case, cases_for
-from ..check_exact import MXRun, outside_range
-from ..check_sampling import residual_law
-from ..check_stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
-from ..check_unroll import UnrollRun
-from ..compare import allowance
-from ..decisions import selection_scores
-from ..losses import LOSSES, loss_row
-from ..stages import FIRST, STEP, Stage, row_of
+from ..checks.cases import Case, cases_for
+from ..checks.exact import MXRun, outside_range
+from ..checks.losses import loss_row
+from ..checks.sampling import residual_law
+from ..checks.stage import GRADIENT_POINTS, StageRun, differentiable, log_ratio
+from ..checks.stages import FIRST, STEP, Stage, row_of
+from ..checks.unroll import UnrollRun
+from ..judging.compare import allowance
+from ..judging.decisions import selection_scores
+from ..protocol.description import Description
+from ..protocol.losses import LOSSES
+from ..protocol.result import Result
 from .record import DECISION, GRAD, TRACE, Oracle, Vector, answer_arrays
 
 BOUND, ALTERNATIVE, IGNORE = "bound/", "alternative/", "ignore/"

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import checks, results
-from ..adapter import AdapterError, Description, NotOffered, Result, frames
+from ..checks import plan as checks
+from ..protocol.description import Description
+from ..protocol.environment import environment
+from ..protocol.result import AdapterError, NotOffered, Result, frames
+from ..report import results
+from ..report.repeat import VECTORS
 from . import manifest, tensors
 from .record import COTANGENT, Asked, Vector, digest, narrowed, record, result_of
 from .strict import MalformedError, directory, list_files, load_json, read_file, shown
@@ -43,9 +47,9 @@ def check(vectors, answers, *, stages=None, ids=None) -> dict:
         outcomes=outcomes,
         selected=chosen,
         subject=subject.about(),
-        adapter=results.VECTORS + shlex.join([str(vectors), str(answers)]),
+        adapter=VECTORS + shlex.join([str(vectors), str(answers)]),
         seed=said["seed"],
-        env=results.environment(),
+        env=environment(),
         selection={"stage": ",".join(stages) if stages else None, "policy": None, "pyargs": False},
     )
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 from draftconf.reference.config import parameter_shapes
 
-from .. import results
-from ..adapter import Description
+from ..protocol.description import Description
+from ..protocol.plain import plain
+from ..report.fingerprint import suite
+from ..report.schema import validate_against
 from . import tensors
 from .record import Vector
 from .strict import SUFFIX, MalformedError, load_json, read_file, shown
@@ -83,12 +85,12 @@ def build(
     said |= said.pop("extra")
     manifest = {
         "schema": 1,
-        "suite": results.suite(),
+        "suite": suite(),
         "seed": seed,
         "stages": stages,
         "full": full,
-        "description": results.plain(said),
-        "choices": {layout: results.plain(description.choices_for(layout).to_dict()) for layout in description.layouts},
+        "description": plain(said),
+        "choices": {layout: plain(description.choices_for(layout).to_dict()) for layout in description.layouts},
         "configs": configs,
         "files": files,
         "vectors": vectors,
@@ -107,7 +109,7 @@ def schema() -> dict:
 
 def validate(manifest) -> None:
     try:
-        results.validate_against(manifest, schema(), NAME)
+        validate_against(manifest, schema(), NAME)
     except ValueError as error:
         raise MalformedError(str(error)) from None
 

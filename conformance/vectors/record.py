@@ -9,8 +9,10 @@ from fnmatch import fnmatchcase
 import numpy as np
 from draftconf.reference.config import Choices, DraftConfig
 
-from ..adapter import Description, NotOffered, Result, Subject
 from ..adapters.reference import Reference
+from ..protocol.description import Description
+from ..protocol.result import NotOffered, Result
+from ..protocol.subject import Subject
 
 #: A check of these calls several times in turn, so it must be answered to go on.
 ANSWERED = ("speculative_sample",)

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .. import checks
-from ..adapter import Description
+from ..checks import plan as checks
+from ..protocol.description import Description
 from . import manifest, tensors
 from .expected import Expected, expect
 from .record import narrowed, record

@@ -1,0 +1,1 @@
+"""Whether the suite could have failed: planted faults, null adapters, honest twins, calibration."""

@@ -1,1 +1,0 @@
-"""Parts of the HTML page (conformance/html.py): the drawn pipeline, the charts, the style and the script."""

@@ -1,0 +1,1 @@
+"""The results of a run and their renderings. Nothing here decides anything."""

@@ -1,0 +1,1 @@
+"""Parts of the HTML page (page.py): the drawn pipeline, the charts, the style and the script."""
