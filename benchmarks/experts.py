@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import torch
-from draftconf.fast.experts import ExpertCache, Experts, expert_parameters
-from draftconf.reference.config import Choices, DraftConfig
 
 from benchmarks.report import Case, Target
 from benchmarks.side_by_side import interleaved, peak_extra
+from draftconf.fast.experts import ExpertCache, Experts, expert_parameters
+from draftconf.reference.config import Choices, DraftConfig
 
 COUNT, TOKENS, LATENT, HIDDEN, STEPS = 24, 37, 3584, 3072, 7
 NOTE = """One expert a token, MXFP4 weights quantised before. "dense" is one matrix of the same size with all rows at

@@ -10,13 +10,13 @@ import json
 from dataclasses import asdict
 
 import torch
-from draftconf.fast import loss
-from draftconf.fast.linear_loss import linear_lk_loss
 
 from benchmarks import mx, report
 from benchmarks.loss import NAMES, STEPS, VOCABULARY, WIDTH, products
 from benchmarks.report import Case
 from benchmarks.side_by_side import interleaved
+from draftconf.fast import loss
+from draftconf.fast.linear_loss import linear_lk_loss
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from draftconf.fast import loss
-from draftconf.fast.linear_loss import CHUNK_ROWS, chunks, linear_lk_loss
 
 from benchmarks.report import Case, MemoryTarget, Target
 from benchmarks.side_by_side import interleaved, kept_for_backward, peak_extra
+from draftconf.fast import loss
+from draftconf.fast.linear_loss import CHUNK_ROWS, chunks, linear_lk_loss
 
 VOCABULARY, WIDTH, STEPS = 163840, 7168, 7
 F32, BF16 = torch.float32, torch.bfloat16

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import torch
-from draftconf.fast import mx
 
 from benchmarks.report import Case, Target
 from benchmarks.side_by_side import interleaved
+from draftconf.fast import mx
 
 SHAPE = 6144, 3584
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

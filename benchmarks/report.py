@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+
 from draftconf.fast.kernels import build
 
 ROOT = Path(__file__).parents[1]

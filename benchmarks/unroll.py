@@ -10,13 +10,13 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+
+from benchmarks.report import Case, MemoryTarget, Target
+from benchmarks.side_by_side import interleaved, kept_for_backward, peak_extra, timed_in_turn
 from draftconf.fast import fused
 from draftconf.fast.experts import ExpertCache
 from draftconf.fast.model import DraftModel
 from draftconf.reference.config import Choices, DraftConfig, parameter_shapes
-
-from benchmarks.report import Case, MemoryTarget, Target
-from benchmarks.side_by_side import interleaved, kept_for_backward, peak_extra, timed_in_turn
 
 STORAGE = fused.Plan(attention="storage", logits="storage")
 SLOTS = 512
@@ -63,9 +63,10 @@ class Theirs:
     """AutoModel's trainer on the same weights and batch. Raises ImportError where it is not installed."""
 
     def __init__(self, ours: Ours):
-        from draftconf.conformance.adapters.nemo_automodel import parameter_name
         from nemo_automodel.components.models.kimi_k3.config import KimiK3TextConfig
         from nemo_automodel.components.speculative.eagle import core, draft_kimi_k3
+
+        from draftconf.conformance.adapters.nemo_automodel import parameter_name
 
         config, self.batch, weights = ours.model.config, ours.batch, ours.model.state_dict()
         self.draft = draft_kimi_k3.KimiK3Eagle3DraftModel(KimiK3TextConfig(**config.to_dict())).to(torch.bfloat16)

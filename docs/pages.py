@@ -59,8 +59,8 @@ def stages() -> str:
     head = ["name", "equation", "source", "inputs", "outputs and decisions", "layouts"]
     return f"""# Stages
 
-From the stage table (`conformance/checks/stages.py`) and the oracle's wiring (`reference/layer.py`); `conform stages NAME` too
-shows it.
+From the stage table (`conformance/checks/stages.py`) and the oracle's wiring (`reference/layer.py`);
+`conform stages NAME` too shows it.
 
 ## Methods that an adapter may offer
 

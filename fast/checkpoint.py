@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
 from torch import Tensor
+
+from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
 
 from .model import DraftModel
 from .mx import BLOCK, dequantize, pack, quantize, unpack

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from draftconf.reference.config import frozen_parameters
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from draftconf.reference.config import frozen_parameters
 
 from .deferred import Weight
 from .experts import ExpertCache, Experts

@@ -1,8 +1,9 @@
 """The draft layer as an ``nn.Module`` whose state_dict has the checkpoint's names (spec.md section 2)."""
 
 import torch
-from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, frozen_parameters, parameter_shapes
 from torch import Tensor, nn
+
+from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, frozen_parameters, parameter_shapes
 
 from .mx import dequantize, unpack
 from .ops import keep, wide

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from draftconf.reference.config import trained_parameters
 from torch import Tensor
+
+from draftconf.reference.config import trained_parameters
 
 from . import fused
 from .experts import ExpertCache

@@ -6,7 +6,7 @@ KERNEL_STAGES := lk_loss,mxfp4,mxfp8,mxfp4_decode,mxfp8_decode,fake_mxfp4,fake_m
 
 .PHONY: kernels-test
 kernels-test: $(KERNELS)/.installed
-	TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest tests/test_kernels.py $(PYTEST_FLAGS)
+	TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest tests/fast/test_kernels.py $(PYTEST_FLAGS)
 	TRITON_INTERPRET=1 $(KERNELS)/bin/python -m pytest conformance/ --adapter conformance/adapters/fast.py:triton \
 		--stage $(KERNEL_STAGES) $(PYTEST_FLAGS)
 

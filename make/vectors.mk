@@ -3,4 +3,4 @@ FUZZ ?= 100000
 
 .PHONY: fuzz
 fuzz: $(VENV)/.installed
-	FUZZ=$(FUZZ) $(VENV)/bin/python -m pytest tests/test_vectors.py -k fuzz -n 2
+	FUZZ=$(FUZZ) $(VENV)/bin/python -m pytest tests/suite/test_vectors.py -k fuzz -n 2

@@ -7,6 +7,7 @@
 from functools import wraps
 
 import torch
+
 from draftconf.fast import attention, backend, fusion, layer, loss, moe, mx, ops, sampling, unroll
 from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes, trained_parameters
 

@@ -4,13 +4,13 @@ Stage methods run the rows of the stage table forward and backward on plain arra
 """
 
 import numpy as np
+
+from draftconf import __version__
 from draftconf.reference import mx, sampling, unroll
 from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
 from draftconf.reference.formats import round_to
 from draftconf.reference.graph import backward, forward
 from draftconf.reference.layer import EXPERT_WEIGHTS, graph
-
-from draftconf import __version__
 
 from ..checks.cases import make_parameters, unroll_cases
 from ..checks.losses import loss_row

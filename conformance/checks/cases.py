@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 import numpy as np
+
 from draftconf.reference.config import Choices, DraftConfig, parameter_shapes
 from draftconf.reference.formats import round_to
 

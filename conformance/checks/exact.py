@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
 from draftconf.reference import mx
 from draftconf.reference.config import BLOCK, Choices
 from draftconf.reference.formats import FORMATS, round_to

@@ -4,6 +4,7 @@ Reported only, never judged: the walk judges each step by itself, and the losses
 """
 
 import numpy as np
+
 from draftconf.reference.running import exact
 from draftconf.reference.unroll import outside_document
 

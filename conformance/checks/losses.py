@@ -1,6 +1,7 @@
 """The rows of the losses other than LK that an adapter declares, like those of stages.py."""
 
 import numpy as np
+
 from draftconf.reference.divergences import divergence, hybrid
 from draftconf.reference.graph import Node
 from draftconf.reference.loss import target_op

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
 from draftconf.reference.bounds import Arithmetic
 from draftconf.reference.config import Choices
 from draftconf.reference.formats import FORMATS, round_to

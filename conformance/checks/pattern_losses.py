@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+
 from draftconf.reference.bounds import Arithmetic, arithmetic
 from draftconf.reference.formats import round_to
 from draftconf.reference.loss import total_loss

@@ -1,6 +1,7 @@
 """The rules of speculative sampling, one drawn token at a time: acceptance, the residual law, the token."""
 
 import numpy as np
+
 from draftconf.reference import sampling
 from draftconf.reference.config import Choices
 from draftconf.reference.formats import FORMATS, round_to

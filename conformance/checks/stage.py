@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+
 from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.config import Choices, frozen_parameters

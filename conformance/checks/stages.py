@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from draftconf.reference import attention, loss
 from draftconf.reference.config import Choices, DraftConfig
 from draftconf.reference.graph import Key, Node

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
 from draftconf.reference import graph as walks
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.config import Choices, frozen_parameters, trained_parameters

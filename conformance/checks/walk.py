@@ -10,6 +10,7 @@ gradient the sum over the steps. A boundary that is not recorded is composed ove
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.config import Choices, DraftConfig, trained_parameters

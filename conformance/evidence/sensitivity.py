@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from draftconf.reference.bounds import Arithmetic
 from draftconf.reference.running import Running
 

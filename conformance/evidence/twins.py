@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from draftconf.fast import attention, layer, loss, moe, unroll
 from draftconf.fast.ops import wide
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
+
 from draftconf.reference.bounds import FAILURE_PROBABILITY, Arithmetic
 from draftconf.reference.running import Running
 

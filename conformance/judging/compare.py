@@ -7,6 +7,7 @@ own, never a broadcast.
 from dataclasses import dataclass
 
 import numpy as np
+
 from draftconf.reference.bounds import Arithmetic
 from draftconf.reference.running import Running, exact
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from draftconf.reference.bounds import Arithmetic
 from draftconf.reference.running import Running, exact
 

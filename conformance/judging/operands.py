@@ -7,6 +7,7 @@ that element. Of more than fit, those with the largest product of derivative and
 import struct
 
 import numpy as np
+
 from draftconf.reference.config import BLOCK
 from draftconf.reference.graph import Key, Node, backward
 from draftconf.reference.running import Running

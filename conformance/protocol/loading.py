@@ -13,7 +13,7 @@ ENTRY_POINTS = "draftconf.adapters"
 
 def built_in() -> list[str]:
     """Names of the files in ``conformance/adapters/``."""
-    folder = Path(__file__).parent / "adapters"
+    folder = Path(__file__).parents[1] / "adapters"
     return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
 
 
@@ -73,7 +73,7 @@ def _load_file(path: str):
     file = Path(path).resolve()
     if not file.is_file():
         raise UnknownAdapterError(f"there is no adapter file {path}")
-    own = Path(__file__).resolve().parent
+    own = Path(__file__).resolve().parents[1]
     if file.is_relative_to(own):
         return importlib.import_module(
             ".".join(("draftconf.conformance", *file.relative_to(own).with_suffix("").parts))

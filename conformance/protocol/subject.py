@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 
 import numpy as np
+
 from draftconf.reference.config import Choices, DraftConfig
 
 from .description import METHODS, Description

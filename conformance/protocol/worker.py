@@ -15,6 +15,7 @@ import signal
 import sys
 
 import numpy as np
+
 from draftconf.reference.config import Choices, DraftConfig
 
 from .description import METHODS

@@ -6,6 +6,7 @@ Everything comes from the objects that the checks judge with, so that the files 
 from dataclasses import replace
 
 import numpy as np
+
 from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.config import BLOCK

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+
 from draftconf.reference.config import parameter_shapes
 
 from ..protocol.description import Description

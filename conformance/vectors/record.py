@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
+
 from draftconf.reference.config import Choices, DraftConfig
 
 from ..adapters.reference import Reference

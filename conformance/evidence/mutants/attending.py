@@ -1,6 +1,7 @@
 """Wrong draft layers up to the attention's residual: norms, projections, visible keys, softmax, output gate."""
 
 import torch
+
 from draftconf.fast import attention, fusion, layer, ops, unroll
 
 from .core import STEPS, area, around, backward, during, norm_with, patch, with_gradient_of

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
+
 from draftconf.fast import attention, fusion, layer, moe, ops
 
 patch = mock.patch.object

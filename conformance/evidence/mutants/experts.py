@@ -1,6 +1,7 @@
 """Wrong routers, experts, activations and dense MLPs."""
 
 import torch
+
 from draftconf.fast import layer, moe, ops, unroll
 
 from .core import STEPS, area, around, backward, both, during, norm_with, patch, with_gradient_of

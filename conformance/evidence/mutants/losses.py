@@ -1,6 +1,7 @@
 """Wrong heads and losses: what the logits are, -log of the overlap, its gradient."""
 
 import torch
+
 from draftconf.fast import layer, loss, ops, unroll
 
 from .core import STEPS, area, around, backward, both, with_gradient_of

@@ -1,6 +1,7 @@
 """Small coherent faults: undeclared formats, truncation, accumulators, approximations, lost terms."""
 
 import torch
+
 from draftconf.fast import attention, layer, moe, ops, unroll
 
 from .core import STEPS, area, around, everywhere, patch, with_gradient_of

@@ -1,6 +1,7 @@
 """Wrong MX quantisers: scale rules, rounding, codes, straight-through gradients, and what is quantised at all."""
 
 import torch
+
 from draftconf.fast import moe, mx, unroll
 
 from .core import STEPS, area, around, backward, both, during, patch

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from draftconf.fast import sampling, unroll
 
 from ...adapters.fast import FastAdapter

@@ -1,6 +1,7 @@
 """Wrong unrolls: what step k reads, which slots count, how the losses are summed, what flows between the steps."""
 
 import torch
+
 from draftconf.fast import attention, fusion, layer, moe, unroll
 from draftconf.fast.unroll import shift
 
