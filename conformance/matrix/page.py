@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..protocol.description import METHODS
 from ..report import text as report
-from ..report.files import write, write_json
+from ..report.files import as_json, write
 from ..report.schema import validate_against
 from .packages import PACKAGES
 
@@ -60,7 +60,7 @@ def update(row: dict, json_path, page_path, packages=PACKAGES) -> dict:
     """Put one row into both files, each written whole or not at all. Returns the matrix."""
     matrix = with_row(read(json_path), row, packages)
     validate(matrix)
-    write_json(matrix, json_path)
+    write(json_path, as_json(matrix))
     write(page_path, markdown(matrix))
     return matrix
 

@@ -45,8 +45,8 @@ class Lent:
             return importlib.machinery.PathFinder.find_spec(name, [root])
 
 sys.meta_path.insert(0, Lent)
-from draftconf.conformance.limits import Limits
-from draftconf.conformance.worker import serve
+from draftconf.conformance.protocol.limits import Limits
+from draftconf.conformance.protocol.worker import serve
 serve(channel)
 """
 
@@ -153,7 +153,7 @@ class Process:
         text = b"".join(self.tail).decode(errors="replace")
         _, crashed, stack = text.rpartition("Current thread ")  # faulthandler's; the call is above the suite's frames
         frames = [(Path(m[1]), m[2], m[3]) for m in FRAME.finditer(stack)] if crashed else []
-        own = [n for n, (path, *_) in enumerate(frames) if path.parts[-2:] == ("conformance", "adapter.py")]
+        own = [n for n, (path, *_) in enumerate(frames) if path.parts[-2:] == ("protocol", "subject.py")]
         frames = frames[: own[0]] if own else []
         words = [f"{path.name}:{line} in {function}" for path, line, function in frames[:4]]
         return "\n".join(words or [line for line in text.splitlines()[-4:] if line.strip()])

@@ -54,7 +54,7 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
           selection: dict, problems=(), notes=(), isolation=None, deviations=None) -> dict:  # fmt: skip
     """The results of a run. ``plan`` holds ``about`` of every planned check, ``outcomes`` what came back, by id.
 
-    ``isolation`` is what conformance.limits.Limits says of itself; ``deviations`` judges the entries of a file.
+    ``isolation`` is what protocol.limits.Limits says of itself; ``deviations`` judges the entries of a file.
     """
     checks = []
     for entry in plan:

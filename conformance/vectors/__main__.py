@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 from ..report import text as report
-from ..report.files import write_json, write_markdown
+from ..report.files import as_json, write
+from ..report.markdown import markdown
 from ..report.repeat import repeat
 from ..report.results import faults
 from ..report.summary import summary
@@ -61,9 +62,9 @@ def _export(options) -> int:
 def _check(options) -> int:
     stages = names(options.stage) if options.stage else None
     found = check(options.directory, options.answers, stages=stages, ids=options.check)
-    for path, write in ((options.results, write_json), (options.report, write_markdown)):
+    for path, render in ((options.results, as_json), (options.report, markdown)):
         if path:
-            write(found, path)
+            write(path, render(found))
     shown = faults(found) if options.check else []
     for entry in shown:
         print(report.failure(entry, repeat(entry, found)))

@@ -88,7 +88,7 @@ def test_every_check_of_the_plan_can_be_explained(capsys):
         (["new-adapter", "mine.txt"], "mine.txt is no Python file"),
         (["report", "gone.json"], "gone.json cannot be read"),
         (["report", str(ROOT / "README.md")], "README.md is not JSON"),
-        (["report", str(ROOT / "conformance" / "results.schema.json")], "holds no results of this suite"),
+        (["report", str(ROOT / "conformance" / "report" / "results.schema.json")], "holds no results of this suite"),
         (["run", "fast", "--check", "nope"], "'nope' is no check id"),
     ],
 )

@@ -288,7 +288,8 @@ def test_adapter_that_cannot_be_loaded_is_a_sentence(tmp_path, source, sentence)
 
 
 def test_slow_import_is_not_held_against_the_call(tmp_path):
-    source = f"import sys, time\ntime.sleep(3)\nsys.path.append({str(ROOT / 'tests' / 'support')!r})\nfrom hostile import Clean"
+    beside = str(ROOT / "tests" / "support")
+    source = f"import sys, time\ntime.sleep(3)\nsys.path.append({beside!r})\nfrom hostile import Clean"
     (tmp_path / "slow.py").write_text(source, encoding="utf-8")
     slow = IsolatedSubject(f"{tmp_path}/slow.py:Clean", Limits(timeout=2.0))
     call(slow)

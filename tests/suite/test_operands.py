@@ -11,8 +11,8 @@ from draftconf.conformance.judging import operands
 from draftconf.conformance.protocol.environment import environment
 from draftconf.conformance.protocol.subject import Subject
 from draftconf.conformance.report import results
-from draftconf.conformance.report.files import as_markdown
 from draftconf.conformance.report.html.page import html
+from draftconf.conformance.report.markdown import markdown
 from draftconf.reference import mx
 from draftconf.reference.config import DraftConfig
 
@@ -274,7 +274,7 @@ def test_the_reports_show_the_operands_and_stay_small():
     assert len(kept) == results.KEPT
     assert kept[0]["id"] == found["first_fault"]["id"]
     assert len(json.dumps(found)) < 1e6
-    page, text = html(found), as_markdown(found)
+    page, text = html(found), markdown(found)
     assert len(page.encode()) < 2 * 1024 * 1024
     value = kept[0]["worst"]["operands"][0]["values"][3]
     assert page.count('<details class="operands">') == results.KEPT

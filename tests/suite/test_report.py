@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shlex
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +14,8 @@ import pytest
 
 from draftconf.conformance.report import results
 from draftconf.conformance.report import text as report
-from draftconf.conformance.report.files import write_json, write_markdown
-from draftconf.conformance.report.fingerprint import content_hash, suite
+from draftconf.conformance.report.files import as_json, write
+from draftconf.conformance.report.fingerprint import DECIDING, content_hash, suite
 from draftconf.conformance.report.markdown import FINDINGS_IN_FULL, markdown
 from draftconf.conformance.report.schema import validate
 
@@ -243,8 +245,8 @@ def test_markdown_has_every_part_and_no_rate():
 
 def test_markdown_and_results_are_the_same_each_time(tmp_path):
     for name in ("a", "b"):
-        write_markdown(build(full_run()), tmp_path / name / "REPORT.md")
-        write_json(build(full_run()), tmp_path / name / "results.json")
+        write(tmp_path / name / "REPORT.md", markdown(build(full_run())))
+        write(tmp_path / name / "results.json", as_json(build(full_run())))
     for file in ("REPORT.md", "results.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["REPORT.md", "results.json"]
@@ -261,7 +263,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="no space left"):
-        write_markdown(build(full_run()), path)
+        write(path, markdown(build(full_run())))
     assert [file.name for file in tmp_path.iterdir()] == ["REPORT.md"]
     assert path.read_text(encoding="utf-8") == "old"
 
@@ -295,36 +297,52 @@ def test_failure_text_shows_the_steps_and_the_worst_element():
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def hash_with(tmp_path, changed: str) -> str:
-    root = tmp_path / changed.replace("/", "-")
-    for folder in ("conformance", "reference"):
-        (root / folder).mkdir(parents=True)
-        for source in (ROOT / folder).glob("*.py"):
-            (root / folder / source.name).write_bytes(source.read_bytes())
-    if changed != "nothing":
-        with open(root / changed, "a", encoding="utf-8") as file:
-            file.write("# changed\n")
-    return content_hash(root)
+def copy_of_the_suite(root: Path) -> Path:
+    for folder in DECIDING:
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
 
 
-def test_hash_covers_what_decides_a_verdict_and_nothing_else(tmp_path):
-    ours = suite()["hash"]
-    assert hash_with(tmp_path, "nothing") == ours
-    for name in (
-        "stages",
-        "cases",
-        "checks",
-        "check_exact",
-        "check_stage",
-        "check_unroll",
-        "compare",
-        "trace",
-        "outcome",
-    ):
-        assert hash_with(tmp_path, f"conformance/{name}.py") != ours
-    for name in ("bounds", "mx", "unroll", "__init__"):
-        assert hash_with(tmp_path, f"reference/{name}.py") != ours
-    assert hash_with(tmp_path, "conformance/report/markdown.py") == ours
+@pytest.fixture
+def copied(tmp_path):
+    return copy_of_the_suite(tmp_path / "suite")
+
+
+CHANGES = [
+    ("conformance/protocol/description.py", '"float32")', '"float16")'),  # default formats
+    ("conformance/checks/stages.py", "STEP = 3", "STEP = 2"),
+    ("conformance/judging/compare.py", "return self.ratio <= 1", "return self.ratio < 1"),
+    ("reference/ops.py", "np.exp", "np.exp2"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new"), CHANGES)
+def test_hash_changes_with_what_decides_a_verdict(copied, file, old, new):
+    text = (copied / file).read_text(encoding="utf-8")
+    assert old in text
+    (copied / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert content_hash(copied) != suite()["hash"]
+
+
+def test_hash_does_not_change_with_words_places_or_the_report(copied):
+    file = copied / "conformance" / "checks" / "stages.py"
+    text = re.sub('^"""(?s:.*?)"""', '"""Other words."""\n\nimport json', file.read_text(encoding="utf-8"))
+    (copied / "conformance" / "checks" / "inner").mkdir()
+    file.unlink()
+    (copied / "conformance" / "checks" / "inner" / "moved.py").write_text(f"# A comment.\n{text}", encoding="utf-8")
+    (copied / "conformance" / "report").mkdir()
+    (copied / "conformance" / "report" / "new.py").write_text("x = 1\n", encoding="utf-8")
+    assert content_hash(copied) == suite()["hash"]
+
+
+@pytest.mark.parametrize("folder", DECIDING)
+def test_a_missing_or_empty_folder_has_no_hash(copied, folder):
+    shutil.rmtree(copied / folder)
+    with pytest.raises(FileNotFoundError, match=folder):
+        content_hash(copied)
+    (copied / folder).mkdir()
+    with pytest.raises(FileNotFoundError, match=folder):
+        content_hash(copied)
 
 
 # -- verdicts of a process of its own --------------------------------------------------------------------------------
