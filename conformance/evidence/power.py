@@ -180,7 +180,7 @@ class Honest:
 def honest_twins() -> list:
     """The population of conformance.twins, and stochastic rounding for those who declare it."""
     from .mutants.core import everywhere
-    from .mutants.precise import stochastic_stores
+    from .mutants.precision import stochastic_stores
     from .twins import TWINS, Twin
 
     return [

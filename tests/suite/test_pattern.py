@@ -14,7 +14,7 @@ from draftconf.conformance.checks import pattern_losses as check_pattern_losses
 from draftconf.conformance.checks import plan as checks
 from draftconf.conformance.evidence import nulls
 from draftconf.conformance.evidence.mutants.core import around, backward, everywhere
-from draftconf.conformance.evidence.mutants.precise import stochastic_stores
+from draftconf.conformance.evidence.mutants.precision import stochastic_stores
 from draftconf.conformance.evidence.power import subject_for
 from draftconf.conformance.evidence.twins import TWINS
 from draftconf.conformance.protocol.description import Description

@@ -4,6 +4,7 @@ import torch
 
 from draftconf.fast import attention, layer, moe, ops, unroll
 
+from .attention import attention_with
 from .core import STEPS, area, around, everywhere, patch, with_gradient_of
 
 MUTANTS: list = []
@@ -166,8 +167,6 @@ def _sigmoid(module, change):
 
 @mutant("attention", "forward", 1, "elementary functions to a few ulp", "own: exp2 by a short polynomial")
 def exponentials_to_four_digits():
-    from .attending import attention_with
-
     def softmax(scores):
         e = (scores - scores.amax(-1, keepdim=True)).exp()
         e = with_gradient_of(rounded(e, 10), e)
