@@ -1,4 +1,4 @@
-"""Turn functions on PyTorch tensors into adapter methods, and record a trace (design.md, "Fixed interfaces").
+"""Turn functions on PyTorch tensors into adapter methods, and record a trace.
 
 An adapter of one method::
 

@@ -1,6 +1,6 @@
 """Seeded cases: inputs of the unroll and of every stage, exactly representable in the declared storage format.
 
-Chosen so that no fault hides (design.md, "The suite proves that it could have failed"): norm weights, router bias and
+Chosen so that no fault hides: norm weights, router bias and
 scaling factor away from their neutral values, ragged masks, two documents in a row, poisoned padding, rows of very
 different size, activations at their caps, extreme targets, ties on purpose.
 """
@@ -45,7 +45,7 @@ def cases_for(choices: Choices) -> list[Case]:
 
 
 def unroll_cases(config: DraftConfig | None = None) -> list[Case]:
-    """tame for end to end; harsh, extreme and corners for the walk (tracewalk.md, "Cases")."""
+    """tame for end to end; harsh, extreme and corners for the walk."""
     config = config or DraftConfig.tiny()
     return [
         Case("tame", config),

@@ -238,7 +238,7 @@ def lk_arrays(case: Case, choices: Choices, rng) -> dict:
 
 
 def situ_arrays(case: Case, choices: Choices, rng) -> dict:
-    """From far below to far above the caps of both factors; the corners of bugs.json E14 and E16."""
+    """From far below to far above the caps of both factors; four corners: capped, negative, zero, of unlike sign."""
     size = 10 ** rng.uniform(-2, 2, (2, 7, 64))
     gate, up = rng.normal(size=(2, 2, 7, 64)) * size
     gate[0, 0, :4], up[0, 0, :4] = [10.0, -6.0, 0.0, 17.0], [50.0, 3.0, 1.0, -200.0]

@@ -326,7 +326,7 @@ def test_the_head_and_the_loss_together(dtype, chunk, bound, states, rows):
 
 
 def test_bfloat16_logits_are_a_choice_that_costs():
-    """The product is rounded: the loss moves little, the gradient much more (performance.md 1.4)."""
+    """The product is rounded: the loss moves little, the gradient much more."""
     hidden, target, head, weights, _ = problem(BF16, False)
     want, d_want, _ = unfused(hidden, target, head, weights, None)
     losses, d_hidden = linear_loss.linear_lk_loss(hidden, target, head, weights, logits="bfloat16")

@@ -525,24 +525,22 @@ def softmax_without_its_maximum():
     return written_out(softmax=lambda s: (s / 1).exp() / s.exp().sum(-1, keepdim=True))
 
 
-@mutant("attention", "forward", 1, "softmax in the accumulation format", "A11; tracewalk")
+@mutant("attention", "forward", 1, "softmax in the accumulation format", "A11")
 def softmax_in_bfloat16():
     return written_out(softmax=lambda s: torch.softmax(s.bfloat16(), -1).to(s.dtype))
 
 
-@mutant("attention", "forward", 1, "probabilities are not rounded unless declared", "tracewalk", policy="bfloat16")
+@mutant("attention", "forward", 1, "probabilities are not rounded unless declared", "own", policy="bfloat16")
 def probabilities_rounded_undeclared():
     return written_out(probs=lambda p: p.bfloat16().to(p.dtype))
 
 
-@mutant(
-    "attention", "forward", 1, "the output is float32 where declared (report 2.1.2)", "tracewalk", policy="bfloat16"
-)
+@mutant("attention", "forward", 1, "the output is float32 where declared (report 2.1.2)", "own", policy="bfloat16")
 def attention_output_in_bfloat16():
     return around(attention, "attention", lambda o, *args: o(*args).bfloat16().float())
 
 
-@mutant("attention", "backward", STEPS, "the softmax's Jacobian", "tracewalk")
+@mutant("attention", "backward", STEPS, "the softmax's Jacobian", "own")
 def probabilities_detached():
     return written_out(probs=lambda p: p.detach())
 
@@ -564,7 +562,7 @@ def merged(query, keys, values, documents=None, merge=lambda x: x):
     return output
 
 
-@mutant("attention", "backward", STEPS, "the log-sum-exp of a merge has a gradient", "tracewalk; FlexAttention users")
+@mutant("attention", "backward", STEPS, "the log-sum-exp of a merge has a gradient", "FlexAttention users")
 def merge_weights_constant_backward():
     return patch(attention, "attention", lambda *args: merged(*args, merge=lambda x: x.detach()))
 
@@ -700,7 +698,7 @@ def last_column_of_o_proj_dropped():
     return around(layer, "attn_output", wrapper)
 
 
-@mutant("attn_output", "forward", 1, "every row is computed", "tracewalk")
+@mutant("attn_output", "forward", 1, "every row is computed", "own")
 def one_stale_row():
     def wrapper(original, gated, params, residual, record):
         stale = torch.cat([gated[:, :3], gated[:, 2:3], gated[:, 4:]], 1) if gated.shape[1] > 4 else gated

@@ -27,9 +27,7 @@ def softmax_router():
     return scored(lambda x, w: torch.softmax(ops.linear(x, w, ops.wide(x.dtype)), -1))
 
 
-@mutant(
-    "router_scores", "forward", 1, "the router is float32 where declared", "tracewalk; AstrAI #57", policy="bfloat16"
-)
+@mutant("router_scores", "forward", 1, "the router is float32 where declared", "AstrAI #57", policy="bfloat16")
 def router_in_bfloat16():
     return scored(lambda x, w: torch.sigmoid(ops.linear(x, w.bfloat16(), torch.bfloat16)).float())
 
@@ -284,7 +282,7 @@ def renormalisation_constant_backward():
     return routed(change)
 
 
-@mutant("route", "forward", 1, "weights stay in the router's format", "tracewalk", policy="bfloat16")
+@mutant("route", "forward", 1, "weights stay in the router's format", "own", policy="bfloat16")
 def weights_rounded_to_bfloat16():
     return weights(lambda w: w.bfloat16().float())
 

@@ -219,7 +219,7 @@ def rounding(change):
     return around(mx, "encode", wrapper)
 
 
-@mutant("mxfp4", "forward", None, EVEN, "M17; anchors: ties away", **ENCODE)
+@mutant("mxfp4", "forward", None, EVEN, "M17", **ENCODE)
 def ties_away_from_zero():
     return rounding(lambda x: torch.floor(x + 0.5))
 
@@ -363,7 +363,7 @@ def multiplied_by_a_float32_reciprocal():
     return during(mx, "quantize", lambda: around(mx, "power_of_two", wrapper))
 
 
-@mutant("mx_input", "forward", 1, "every element counts", "anchors C.4: passes an SQNR test")
+@mutant("mx_input", "forward", 1, "every element counts", "own: passes an SQNR test")
 def fifth_element_of_a_block_zeroed():
     def wrapper(original, scaled, element):
         keep = torch.arange(scaled.shape[-1]) % 32 != 5

@@ -9,7 +9,7 @@ from .core import STEPS, area, around, everywhere, patch, with_gradient_of
 
 MUTANTS: list = []
 mutant = area("precision", MUTANTS)
-DECLARED = "sums are accumulated in the declared format (design.md, Bounds)"
+DECLARED = "sums are accumulated in the declared format (docs/bounds.md, *reduce*)"
 
 
 def product(change):
@@ -33,7 +33,7 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
     return ((i + half - 1 + ((i >> bits) & 1)) & -(1 << bits)).view(torch.float32)
 
 
-@mutant("fusion", "forward", 1, "stores round to nearest", "anchors C.3; tracewalk: z 42 to 72", policy="bfloat16")
+@mutant("fusion", "forward", 1, "stores round to nearest", "own", policy="bfloat16")
 def stores_truncate():
     def wrapper(original, x, weight, dtype=None):
         y = original(x, weight, ops.wide(x.dtype))
@@ -42,7 +42,7 @@ def stores_truncate():
     return everywhere("linear", wrapper)
 
 
-@mutant("fusion", "forward", 1, DECLARED, "tracewalk", policy="bfloat16")
+@mutant("fusion", "forward", 1, DECLARED, "own", policy="bfloat16")
 def accumulates_in_bfloat16():
     def change(x, w):
         total = 0
@@ -53,7 +53,7 @@ def accumulates_in_bfloat16():
     return product(change)
 
 
-@mutant("fusion", "forward", 1, DECLARED, "tracewalk")
+@mutant("fusion", "forward", 1, DECLARED, "own")
 def accumulates_in_bfloat16_declared_float32():
     def change(x, w):
         total = 0
@@ -64,7 +64,7 @@ def accumulates_in_bfloat16_declared_float32():
     return product(change)
 
 
-@mutant("fusion", "forward", 1, "products in float32, not TF32, where declared", "tracewalk")
+@mutant("fusion", "forward", 1, "products in float32, not TF32, where declared", "own")
 def tf32_products():
     cut = lambda x: with_gradient_of(rounded(x, 13), x)  # noqa: E731
     return product(lambda x, w: torch.nn.functional.linear(cut(x), cut(w)))
@@ -76,7 +76,7 @@ def bfloat16_products():
     return product(lambda x, w: torch.nn.functional.linear(cut(x), cut(w)))
 
 
-@mutant("fusion", "forward", 1, "every term of a product counts", "anchors C.3: last k dropped")
+@mutant("fusion", "forward", 1, "every term of a product counts", "own")
 def last_term_dropped():
     return product(lambda x, w: torch.nn.functional.linear(x[..., :-1], w[..., :-1]))
 
@@ -116,7 +116,7 @@ def one_projection_in_float16():
     return around(attention, "mla_query", wrapper)
 
 
-@mutant("draft_input", "forward", 1, "statistics in the accumulation format", "tracewalk", policy="bfloat16")
+@mutant("draft_input", "forward", 1, "statistics in the accumulation format", "own", policy="bfloat16")
 def norm_statistics_in_bfloat16():
     def wrapper(original, x, weight, eps):
         wide = x.float()
@@ -126,9 +126,7 @@ def norm_statistics_in_bfloat16():
     return everywhere("rms_norm", wrapper)
 
 
-@mutant(
-    "draft_input", "forward", 1, "the normalised value is not rounded unless declared", "tracewalk 1", policy="bfloat16"
-)
+@mutant("draft_input", "forward", 1, "the normalised value is not rounded unless declared", "own", policy="bfloat16")
 def normalised_value_rounded_before_the_gain():
     def wrapper(original, x, weight, eps):
         wide = x.float()
