@@ -124,7 +124,7 @@ def targets(checks: list[str]) -> list[str]:
     here = Path("conformance").resolve() == Path(__file__).resolve().parent
     start = [] if here else ["-p", "draftconf.conformance.plugin", "--pyargs"]
     if not checks:
-        return [*start, "conformance/" if here else "draftconf"]
+        return [*start, "conformance/" if here else "draftconf.conformance"]
     for check in checks:
         if not ID.fullmatch(check):
             raise ValueError(f"{check!r} is no check id: wanted stage.quantity.aspect[layout-policy-case]")

@@ -26,7 +26,7 @@ def suite(pytester, monkeypatch):
     )
     pytester.makeini("[pytest]")
 
-    def run(adapter, *args, target=("--pyargs", "draftconf")):
+    def run(adapter, *args, target=("--pyargs", "draftconf.conformance")):
         return pytester.runpytest_subprocess(
             "-p", "standin", "-p", "draftconf.conformance.plugin", *target, "--adapter", f"adapters:{adapter}", *args
         )

@@ -15,7 +15,7 @@ from draftconf.fast.model import DraftModel
 from draftconf.fast.train import Settings, Trainer
 from draftconf.reference.config import Choices, DraftConfig, trained_parameters
 
-checkpoint = pytest.importorskip("fast.checkpoint", reason="needs safetensors", exc_type=ImportError)
+checkpoint = pytest.importorskip("draftconf.fast.checkpoint", reason="needs safetensors", exc_type=ImportError)
 LAYOUTS = [Choices(), Choices(draft_input="eagle3", head="own")]
 SETTINGS = Settings(lr=1e-3, weight_decay=0.1)
 

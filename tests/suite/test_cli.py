@@ -383,7 +383,7 @@ def test_progress_on_a_terminal_and_no_colour_where_none_is_wanted(suite, pytest
     environment |= {"TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": f"{ROOT}:{pytester.path}"}
     environment |= {} if colour else {"NO_COLOR": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "standin", "-p", "slow", "-p", "draftconf.conformance.plugin"]
-    command += ["--pyargs", "draftconf", "--adapter", "adapters:Wrong", "-p", "no:cacheprovider"]
+    command += ["--pyargs", "draftconf.conformance", "--adapter", "adapters:Wrong", "-p", "no:cacheprovider"]
     told = on_a_terminal(command, environment)
     assert re.search(r"\r\d+ of 48  \w+\.output\.\w+  mtp-float(32|64)-(tame|harsh)  about 0:0\d left", told)
     assert ("\x1b[" in told) == colour
