@@ -63,11 +63,11 @@ def add(parser) -> None:
             group.addoption(option.flag, action="store_true", default=None, dest=option.name, help=option.help)
         else:
             given = {"type": option.type, "metavar": option.metavar, "default": None}
-            told = option.help + ("" if option.default is None else f"; default {option.default}")
-            group.addoption(option.flag, dest=option.name, help=told, **given)
+            text = option.help + ("" if option.default is None else f"; default {option.default}")
+            group.addoption(option.flag, dest=option.name, help=text, **given)
         if option.negative:
-            told = f"the opposite of {option.flag}"
-            group.addoption(option.negative, action="store_false", default=None, dest=option.name, help=told)
+            text = f"the opposite of {option.flag}"
+            group.addoption(option.negative, action="store_false", default=None, dest=option.name, help=text)
         parser.addini(option.ini, f"{option.flag}: {option.help}", type=INI_TYPES[option.type], default=None)
 
 
@@ -78,3 +78,8 @@ def value(config, name: str):
     if given is None:
         given = config.getini(option.ini)
     return option.default if given is None or given == "" else given
+
+
+def values(config) -> dict:
+    """Every option's value by name without its prefix."""
+    return {name.removeprefix("draftconf_"): value(config, name.removeprefix("draftconf_")) for name in BY_NAME}

@@ -9,10 +9,10 @@ PATIENCE, INTERVAL = 1.0, 0.1  # seconds before the first line, and between two
 
 
 class Terminal:
-    """Registered beside the recorder, in the process that owns the terminal."""
+    """Registered beside the recorder, in the process that owns the terminal. ``session`` is session.state.Session."""
 
-    def __init__(self, reporter, recorder):
-        self.reporter, self.recorder = reporter, recorder
+    def __init__(self, reporter, session):
+        self.reporter, self.session = reporter, session
         self.over, self.done, self.width = False, 0, 0
         self.begun = self.drawn = 0.0
 
@@ -22,31 +22,31 @@ class Terminal:
 
     def live(self) -> bool:
         """Whether there is a line of progress: for checks, on a terminal. Colours are pytest's, so NO_COLOR holds."""
-        if self.over or not (self.recorder.selected and self.reporter.isatty and self.reporter.verbosity <= 0):
+        if self.over or not (self.session.selected and self.reporter.isatty and self.reporter.verbosity <= 0):
             return False
         self.reporter.showfspath = self.reporter._show_progress_info = False
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid):
-        if nodeid in self.recorder.selected:
+        if nodeid in self.session.selected:
             self.live()  # before pytest names the file
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self, report):
         found = yield
-        return (found[0], "", "") if report.nodeid in self.recorder.selected and self.live() else found
+        return (found[0], "", "") if report.nodeid in self.session.selected and self.live() else found
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report):
-        check = self.recorder.selected.get(report.nodeid)
+        check = self.session.selected.get(report.nodeid)
         if check is None or report.when != "teardown":
             return
         self.done += 1
         now = time.monotonic()
         if now - self.begun > PATIENCE and now - self.drawn > INTERVAL and self.live():
             self.drawn = now
-            self.draw(progress(check, self.done, len(self.recorder.selected), now - self.begun))
+            self.draw(progress(check, self.done, len(self.session.selected), now - self.begun))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self):
@@ -64,14 +64,14 @@ class Terminal:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter):
         """Show the first faults in data order; the counts at the end are of all."""
-        stats, results = terminalreporter.stats, self.recorder.results
+        stats, results = terminalreporter.stats, self.session.results
         failed = stats.get("failed", [])
         if results is None or terminalreporter.verbosity > 0 or len(failed) <= SHOWN:
             return (yield)
         from .results import faults
 
         place = {check["id"]: i for i, check in enumerate(faults(results))}
-        by_place = sorted(failed, key=lambda r: place.get(self.recorder.selected.get(r.nodeid), -1))
+        by_place = sorted(failed, key=lambda r: place.get(self.session.selected.get(r.nodeid), -1))
         stats["failed"] = by_place[:SHOWN]
         try:
             return (yield)
