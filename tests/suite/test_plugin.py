@@ -178,7 +178,9 @@ def test_example_of_the_readme_passes_the_real_plan(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makeini("[pytest]")
     example = ("--adapter", f"{ROOT}/examples/my_lk.py:MyLoss", "--stage", "lk_loss", "--results", "r.json")
-    result = pytester.runpytest_subprocess("-p", "draftconf.conformance.plugin", "--pyargs", "draftconf.conformance", *example)
+    result = pytester.runpytest_subprocess(
+        "-p", "draftconf.conformance.plugin", "--pyargs", "draftconf.conformance", *example
+    )
     assert result.ret == 0
     checks = read("r.json")["checks"]
     assert {check["quantity"] for check in checks if check["verdict"] == "pass"} >= {
