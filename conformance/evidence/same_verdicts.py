@@ -1,8 +1,8 @@
 """Whether a change of the suite changed what it says: every verdict, blame and ratio, before and after.
 
-python -m draftconf.conformance.evidence.same_verdicts since REVISION           that revision against the working tree
-python -m draftconf.conformance.evidence.same_verdicts store FILE               what the working tree says now
-python -m draftconf.conformance.evidence.same_verdicts compare OLD [NEW]        two such files, or one and the working tree
+python -m draftconf.conformance.evidence.same_verdicts since REVISION     that revision against the working tree
+python -m draftconf.conformance.evidence.same_verdicts store FILE         what the working tree says now
+python -m draftconf.conformance.evidence.same_verdicts compare OLD [NEW]  two such files, or one and the working tree
 
 Asked are the repository's own adapters, a sample of mutants and a sample of honest twins. A revision's answers are
 collected by that revision's own copy of this module, so the file knows nothing of how the suite is built inside: ids,
