@@ -1,6 +1,6 @@
 """What an implementation declares, as roundoffs, and the failure probability that its error bounds are derived from.
 
-The bounds themselves come from running the oracle on the numbers of ``reference.running``; docs/bounds.md derives them.
+The bounds themselves come from running the oracle on the numbers of ``reference.running_error``: docs/bounds.md.
 Nothing here is a tolerance: formats in, unit roundoffs out.
 """
 

@@ -2,7 +2,7 @@
 
 The oracle itself never rounds: it works in float64. ``store`` marks in its text where an implementation writes a
 value to memory in a narrower format; on plain arrays it is the identity, and on the error-carrying numbers of
-``reference.running`` it adds that rounding.
+``reference.running_error`` it adds that rounding.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 Weights are ``[out, in]`` and applied as ``x @ W.T``. ``d_y`` is the cotangent of the output ``y``, ``d_x`` that of the
 input ``x``. Everything here is plain NumPy, so the same text also runs on complex numbers (complex-step derivatives)
-and on the error-carrying numbers of ``reference.running``.
+and on the error-carrying numbers of ``reference.running_error``.
 """
 
 from collections.abc import Callable

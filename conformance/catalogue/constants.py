@@ -5,7 +5,7 @@ A test compares the page with the code, so that a constant cannot change without
 
 from pathlib import Path
 
-from draftconf.reference import bounds, formats, running
+from draftconf.reference import bounds, formats, running_error
 
 from ..judging import bias, outcome
 
@@ -18,9 +18,9 @@ CONSTANTS = [
     (bounds, "FAILURE_PROBABILITY", "of one false alarm in a whole run"),
     (bounds, "COMPARISONS", "no run compares more numbers"),
     (bounds, "LAMBDA", "sqrt(2 ln(2 COMPARISONS / FAILURE_PROBABILITY))"),
-    (running, "OPERATIONS", "operations that an implementation may take where the oracle's text takes one"),
-    (running, "ELEMENTARY", "ulps of exp, log, tanh in public float32 libraries"),
-    (running, "PREFIXES", "places where a product's partial sums are looked at"),
+    (running_error, "OPERATIONS", "operations that an implementation may take where the oracle's text takes one"),
+    (running_error, "ELEMENTARY", "ulps of exp, log, tanh in public float32 libraries"),
+    (running_error, "PREFIXES", "places where a product's partial sums are looked at"),
     (bounds, "GRAIN", "keeps squares from underflowing in float64"),
     (bias, "BIAS_TESTS", "no run makes more bias tests"),
     (bias, "BIAS_LIMIT", "sqrt(2 ln(2 BIAS_TESTS / FAILURE_PROBABILITY)), in standard errors"),

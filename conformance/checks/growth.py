@@ -5,7 +5,7 @@ Reported only, never judged: the walk judges each step by itself, and the losses
 
 import numpy as np
 
-from draftconf.reference.running import exact
+from draftconf.reference.running_error import exact
 from draftconf.reference.unroll import outside_document
 
 from ..judging.compare import allowance

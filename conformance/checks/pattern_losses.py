@@ -13,7 +13,7 @@ from draftconf.reference.bounds import Arithmetic, arithmetic
 from draftconf.reference.formats import round_to
 from draftconf.reference.loss import total_loss
 from draftconf.reference.ops import softmax
-from draftconf.reference.running import Running, exact
+from draftconf.reference.running_error import Running, exact
 from draftconf.reference.unroll import FEATURES, outside_document, shift, step_inputs
 
 from ..judging import outcome as verdict

@@ -5,7 +5,7 @@ import numpy as np
 from draftconf.reference import sampling
 from draftconf.reference.config import Choices
 from draftconf.reference.formats import FORMATS, round_to
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 from ..judging import outcome as verdict
 from ..judging.compare import Mismatch, compare

@@ -14,7 +14,7 @@ from draftconf.reference.graph import Key, contributions
 from draftconf.reference.layer import EXPERT_WEIGHTS
 from draftconf.reference.loss import gradient_violation, lk_loss_backward, log_softmax
 from draftconf.reference.ops import Op
-from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.running_error import Running, exact, lifted
 
 from ..judging import outcome as verdict
 from ..judging.bias import Bias

@@ -12,7 +12,7 @@ from draftconf.reference.graph import Node
 from draftconf.reference.layer import EXPERT_WEIGHTS, graph
 from draftconf.reference.loss import lk_loss_backward, total_loss
 from draftconf.reference.ops import Op, log_softmax
-from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.running_error import Running, exact, lifted
 from draftconf.reference.unroll import draft_sequence, parameter_gradients, stacked_parameters, step_inputs
 
 from ..judging import outcome as verdict

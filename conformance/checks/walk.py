@@ -17,7 +17,7 @@ from draftconf.reference.config import Choices, DraftConfig, trained_parameters
 from draftconf.reference.formats import round_to, store
 from draftconf.reference.graph import Key, Node, contributions
 from draftconf.reference.layer import graph
-from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.running_error import Running, exact, lifted
 from draftconf.reference.unroll import outside_document, parameter_gradients, stacked_parameters, step_inputs
 
 from ..judging.bias import Bias

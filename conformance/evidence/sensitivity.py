@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from draftconf.reference.bounds import Arithmetic
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 from ..checks.cases import unroll_cases
 from ..checks.unroll import UnrollRun

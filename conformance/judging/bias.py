@@ -6,7 +6,7 @@ from math import log, sqrt
 import numpy as np
 
 from draftconf.reference.bounds import FAILURE_PROBABILITY, Arithmetic
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 BIAS_TESTS = 2**12  # no run makes more bias tests
 BIAS_LIMIT = sqrt(2 * log(2 * BIAS_TESTS / FAILURE_PROBABILITY))

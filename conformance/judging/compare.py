@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftconf.reference.bounds import Arithmetic
-from draftconf.reference.running import Running, exact
+from draftconf.reference.running_error import Running, exact
 
 from .operands import bits
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftconf.reference.bounds import Arithmetic
-from draftconf.reference.running import Running, exact
+from draftconf.reference.running_error import Running, exact
 
 from .compare import Comparison, Mismatch
 from .operands import operand

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftconf.reference.config import BLOCK
 from draftconf.reference.graph import Key, Node, backward
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 ENTRIES = 256  # of one element, all its operands together
 FEW = 32  # where a row of logits is an operand

@@ -11,7 +11,7 @@ from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
 from draftconf.reference.config import BLOCK
 from draftconf.reference.formats import FORMATS, store
-from draftconf.reference.running import Running, exact, lifted
+from draftconf.reference.running_error import Running, exact, lifted
 from draftconf.reference.unroll import draft_sequence
 
 from ..checks.cases import Case, cases_for

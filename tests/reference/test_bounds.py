@@ -6,7 +6,7 @@ import pytest
 from draftconf.reference import loss, ops
 from draftconf.reference.bounds import COMPARISONS, FAILURE_PROBABILITY, LAMBDA, arithmetic
 from draftconf.reference.formats import FORMATS, round_to
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 

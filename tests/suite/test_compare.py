@@ -8,7 +8,7 @@ from draftconf.conformance.judging.compare import Mismatch, compare, width
 from draftconf.conformance.judging.decisions import judge_experts
 from draftconf.conformance.judging.outcome import of_equality
 from draftconf.reference.bounds import arithmetic
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 FLOAT32 = {"storage": "float32", "accumulate": "float32"}
 BFLOAT16 = {"storage": "bfloat16", "accumulate": "float32"}

@@ -8,7 +8,7 @@ from draftconf.conformance.checks import plan as checks
 from draftconf.conformance.checks.unroll import leading_steps
 from draftconf.conformance.judging.outcome import UNDECIDED_WIDTH
 from draftconf.conformance.protocol.subject import Subject
-from draftconf.reference.running import Running
+from draftconf.reference.running_error import Running
 
 FORMATS = {"storage": "float32", "accumulate": "float32"}
 EXPECTED = np.arange(1.0, 22.0).reshape(7, 3)
