@@ -2,7 +2,7 @@
 
 An adapter of one method::
 
-    from .torch_helper import TorchAdapter, stage
+    from draftconf.torch_helper import TorchAdapter, stage
 
     class MyLoss(TorchAdapter):
         name = "my loss"
@@ -15,6 +15,8 @@ An adapter of one method::
 
 import numpy as np
 import torch
+
+from .protocol.keys import BY_NAME, meant_by
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,7 +51,7 @@ def to_array(x) -> np.ndarray:
 class TorchAdapter:
     """Base of an adapter: what it says about itself, its device, and the storage type of the run.
 
-    Subclasses set the class attributes and add methods made by ``stage``.
+    Subclasses set the keys of ``describe()`` as attributes and add methods made by ``stage``.
     """
 
     protocol = 1
@@ -57,18 +59,29 @@ class TorchAdapter:
     version = ""
     url = ""
     formats = {"storage": "float32"}
-    policies = {}  # storage type -> formats, where more than one is offered
+    policies = {}
     choices = {}
     layouts = ["mtp", "eagle3"]
-    pattern_declared = None  # what describe()["pattern"] says, where the method ``pattern`` is offered
-    losses_declared = None  # what describe()["losses"] says of the losses other than ``lk_loss`` that are offered
+    pattern_declared = None  # describe()["pattern"], since ``pattern`` is the method
     device = "cpu"
 
     def describe(self) -> dict:
-        names = ("name", "version", "url", "formats", "policies", "choices", "layouts")
-        optional = {"pattern": self.pattern_declared, "losses": self.losses_declared}
-        said = {name: value for name, value in optional.items() if value is not None}
-        return {name: getattr(self, name) for name in names} | said
+        """Every key of ``describe()`` (protocol/keys.py) that is an attribute of that name.
+
+        Raises ValueError for an attribute whose name resembles a key's and is none.
+        """
+        self._refuse_misspelt()
+        values = {name: getattr(self, name, None) for name in BY_NAME}
+        if callable(values["pattern"]) or self.pattern_declared is not None:
+            values["pattern"] = self.pattern_declared
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _refuse_misspelt(self) -> None:
+        classes = type(self).__mro__[: type(self).__mro__.index(TorchAdapter)]
+        for name, value in [item for owner in (*classes, self) for item in vars(owner).items()]:
+            described = name in BY_NAME or hasattr(TorchAdapter, name) or name.startswith(("_", "run_"))
+            if not described and not callable(value) and not hasattr(value, "__get__") and meant_by(name):
+                raise ValueError(f"the adapter has an attribute {name!r}; did you mean {meant_by(name)!r}?")
 
     def start(self, config: dict, choices: dict, formats: dict | None = None) -> None:
         """Begin a run with these sizes and choices, in these formats (the declared ones when absent)."""

@@ -13,7 +13,7 @@ from ._nemo_recorder import Recorder
 class Losses(Parts):
     """The losses of its EAGLE-3 trainer; the two that it has beside LK are means over the supervised slots."""
 
-    losses_declared = {
+    losses = {
         "soft_ce_loss": {"reduction": "supervised"},
         "hybrid_loss": {"reduction": "supervised", "first": "soft_ce", "decay": 3.0},
     }

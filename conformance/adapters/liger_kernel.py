@@ -33,9 +33,7 @@ class LigerKernel(TorchAdapter):
     policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in ("float32", "bfloat16")}
     formats = policies["float32"]
     layouts = ["eagle3"]
-    losses_declared = {"tv_loss": {}} | {
-        name: {"reduction": "supervised"} for name in ("kl_loss", "reverse_kl_loss", "js_loss")
-    }
+    losses = {"tv_loss": {}} | {name: {"reduction": "supervised"} for name in ("kl_loss", "reverse_kl_loss", "js_loss")}
 
     @stage(frozen=("target_logits",))
     def tv_loss(self, t, forced):

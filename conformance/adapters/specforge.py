@@ -34,7 +34,7 @@ class SpecForge(TorchAdapter):
     policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in ("float32", "bfloat16")}
     formats = policies["float32"]
     layouts = ["eagle3"]
-    losses_declared = {
+    losses = {
         "soft_ce_loss": {"reduction": "all_slots"},
         "hybrid_loss": {
             "reduction": "supervised", "first": "soft_ce", "decay": 1.0, "first_reduction": "all_slots",

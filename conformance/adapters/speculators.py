@@ -36,7 +36,7 @@ class Speculators(TorchAdapter):
     policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in ("float32", "bfloat16")}
     formats = policies["float32"]
     layouts = ["eagle3"]
-    losses_declared = {name: {} for name in LOSSES} | {"hybrid_loss": {"first": "kl", "decay": 3.0}}
+    losses = {name: {} for name in LOSSES} | {"hybrid_loss": {"first": "kl", "decay": 3.0}}
 
     @stage(frozen=("target_logits",))
     def lk_loss(self, t, forced):

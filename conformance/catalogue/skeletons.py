@@ -1,5 +1,11 @@
 """The adapters that ``conform new-adapter`` writes: they run at once, and their comments say how to go on."""
 
+import textwrap
+
+from ..protocol.keys import KEYS
+
+ALREADY_THERE = ("name", "version", "url", "formats")
+
 TORCH = '''\
 """My implementation, for the conformance suite. Try it: conform run {path}:adapter
 
@@ -26,8 +32,8 @@ class Adapter(TorchAdapter):
     # else: there is no tolerance to set. Further keys: accumulate, router, logits, attention_output.
     formats = {{"storage": "float32"}}
 
-    # Where you read the published sources otherwise than the default (reference/config.py lists all choices):
-    # choices = {{"step_weights": "decay_normalized"}}
+    # What else describe() may say, with what holds where it is left out:
+{keys}
 
     # device = "cuda"
 
@@ -47,7 +53,7 @@ class Adapter(TorchAdapter):
     #     return {{"weights": weights}}, {{"experts": experts}}  # outputs, then decisions
 
     # Losses other than LK that your trainer offers, each a method of its own (docs/losses.md):
-    # losses_declared = {{"kl_loss": {{}}, "soft_ce_loss": {{"reduction": "supervised"}}}}
+    # losses = {{"kl_loss": {{}}, "soft_ce_loss": {{"reduction": "supervised"}}}}
 
     # `unroll` runs the seven steps. Record what each stage hands on with draftconf.torch_helper.Trace, and a fault
     # is placed by step and stage; conformance/adapters/fast.py shows how.
@@ -83,7 +89,8 @@ class Adapter:
 
     def describe(self):
         # What you store in; sums are in float32 unless you say otherwise. The bounds follow from this, and from nothing
-        # else: there is no tolerance to set.
+        # else: there is no tolerance to set. Further keys, with what holds where they are left out:
+{keys}
         return {{"name": "mine", "version": "", "url": "", "formats": {{"storage": "float32"}}}}
 
     # A method for each stage that you offer: its name, inputs and outputs are those of `conform stages lk_loss`.
@@ -108,4 +115,21 @@ adapter = Adapter()
 
 
 def skeleton(path: str, plain: bool) -> str:
-    return (PLAIN if plain else TORCH).format(path=path)
+    """The text of an adapter that is to be written to ``path``."""
+    if plain:
+        return PLAIN.format(path=path, keys=commented("        ", "{!r}: {!r}", ALREADY_THERE))
+    shown_below = ("losses", "pattern")
+    return TORCH.format(path=path, keys=commented("    ", "{} = {!r}", (*ALREADY_THERE, *shown_below)))
+
+
+def commented(indent: str, form: str, without: tuple[str, ...]) -> str:
+    """The keys of ``describe()`` that may be left out, a comment each with its default and its meaning."""
+    lines = []
+    for key in KEYS:
+        if key.name not in without:
+            default = list(key.default) if isinstance(key.default, tuple) else key.default
+            text = f"{form.format(key.name, default)}: {key.meaning.replace('`', '')}"
+            lines += textwrap.wrap(
+                text, 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_on_hyphens=False
+            )
+    return "\n".join(lines)

@@ -14,6 +14,7 @@ from draftconf.reference.unroll import align
 from ..judging import outcome as verdict
 from ..judging.operands import of_block, operand
 from ..judging.shrink import minimize
+from ..protocol.keys import SILENT
 from ..protocol.result import AdapterError, NotOffered
 from .cases import Case, generator, handed_over
 
@@ -28,7 +29,6 @@ MX_CASES = {
     "clamp": "exponents below -127 are clamped and the elements rounded there (P3)",
     "subnormal": "subnormal inputs count as they are (P5)",
 }
-SILENT = ("zero_block", "nonfinite", "clamp", "subnormal")
 
 
 def next_up(x: np.ndarray, storage: str) -> np.ndarray:
@@ -156,7 +156,7 @@ def check_encoding(run: MXRun, what: str) -> dict:
 
 
 def excused(run: MXRun) -> bool:
-    return run.case_name in run.subject.description.extra.get("mx_silent", ())
+    return run.case_name in run.subject.description.mx_silent
 
 
 def smallest_block(run: MXRun, what: str) -> str:

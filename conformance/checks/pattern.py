@@ -60,7 +60,7 @@ class PatternRun:
 
     @cached_property
     def declared(self) -> Pattern:
-        return Pattern.of(self.subject.description.extra["pattern"])
+        return Pattern.of(self.subject.description.pattern)
 
     @property
     def steps(self) -> int:

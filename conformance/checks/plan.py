@@ -64,11 +64,11 @@ def plan(description: Description, *, policies=None, stages=None, seed: int = 0)
         for policy in policies or description.policies:
             for case in cases_for(choices):
                 at = Place(layout, policy, case, choices, seed)
-                losses = loss_stages(description.extra.get("losses", {}))
+                losses = loss_stages(description.losses)
                 checks += [*stage_checks(at, [*STAGES, *losses]), *trace_checks(at), *end_checks(at)]
             at = Place(layout, policy, cases_for(choices)[0], choices, seed)
             checks += exact_checks(at)
-            if "pattern" in description.extra and layout == PATTERN_LAYOUT:
+            if description.pattern is not None and layout == PATTERN_LAYOUT:
                 checks += pattern_checks(at)
             if layout == description.layouts[0]:  # MX knows no layout
                 checks += mx_checks(at)

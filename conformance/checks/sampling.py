@@ -47,7 +47,7 @@ def _law(p: np.ndarray, storage: str) -> np.ndarray:
 def check_sampling(subject, case: Case, choices: Choices, policy: str, seed: int, what: str) -> dict:
     """``token``, ``accepted`` or ``residual`` of every law. An accepted token needs no residual: it may be left out."""
     formats = subject.description.policies[policy]
-    through_logits = subject.description.extra.get("sampled_from") == "logits"
+    through_logits = subject.description.sampled_from == "logits"
     worst = verdict.outcome("pass", ratio=0.0)
     for p, q, draw in laws(seed, formats["storage"]):
         draw = np.minimum(round_to(draw, "bfloat16"), BELOW_ONE)  # exact everywhere

@@ -96,7 +96,7 @@ class StageRun:
     @cached_property
     def nodes(self) -> list:
         nodes = self.stage.nodes(self.case.config, self.choices)
-        if self.subject.description.extra.get("quantized", True):
+        if self.subject.description.quantized:
             return nodes
         unquantised = ("mx_input", "mx_hidden", *(f"expert_weights.{w}" for w in EXPERT_WEIGHTS))
         return [node._replace(op=IDENTITY) if node.key[1] in unquantised else node for node in nodes]

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from draftconf.reference.config import Choices
 
-from .losses import LOSSES, declared
-from .pattern import Pattern
+from .keys import BY_NAME, KEYS, LAYOUTS, instance, refuse_unknown
+from .losses import LOSSES
 
 PROTOCOL = 1
-LAYOUTS = ("mtp", "eagle3")
 FORMATS = ("float64", "float32", "tf32", "bfloat16", "float16", "tensor-core")
 ROUNDINGS = ("nearest", "stochastic")  # of stores
 STORAGE_FORMATS = ("float64", "float32", "bfloat16", "float16")
@@ -21,25 +21,34 @@ METHODS = (
 )  # fmt: skip
 
 
+#: Keys that results.json has under ``extra``, where they differ from the default.
+EXTRA = ("quantized", "mx_silent", "sampled_from", "losses", "pattern")
+
+
 @dataclass(frozen=True)
 class Description:
-    """``describe()``, checked and completed.
+    """``describe()``, checked and completed: its keys (keys.py), with every format filled in.
 
     ``policies`` maps each policy to its formats; ``choices`` holds what differs from the default, the layouts apart.
+    ``losses`` and ``pattern`` are as declared: losses.declared and pattern.Pattern read them.
     """
 
     name: str
     version: str
     url: str
-    formats: dict
-    choices: dict
-    layouts: tuple
-    policies: dict
+    formats: dict[str, str]
+    choices: dict[str, Any]
+    layouts: tuple[str, ...]
+    policies: dict[str, dict[str, str]]
     documents: bool = True
-    extra: dict = field(default_factory=dict)
+    quantized: bool = True
+    mx_silent: tuple[str, ...] = ()
+    sampled_from: str = "laws"
+    losses: Mapping[str, Any] = field(default_factory=dict)
+    pattern: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, adapter) -> "Description":
+    def of(cls, adapter: Any) -> "Description":
         """Ask an adapter. Raises ValueError with a sentence for a description that cannot be used."""
         protocol = getattr(adapter, "protocol", None)
         if protocol != PROTOCOL or isinstance(protocol, bool):
@@ -49,51 +58,49 @@ class Description:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                said = adapter.describe()
+                described = adapter.describe()
         except Exception as error:
             raise ValueError(f"describe() raised {type(error).__name__}: {error}") from error
-        return cls.from_dict(said)
+        return cls.from_dict(described)
 
     @classmethod
-    def from_dict(cls, said) -> "Description":
-        _expect(said, Mapping, "describe()", "a mapping")
-        said = dict(said)
-        name = _expect(said.pop("name", None), str, "describe()['name']", "a string")
-        version = _expect(said.pop("version", ""), str, "describe()['version']", "a string")
-        url = _expect(said.pop("url", ""), str, "describe()['url']", "a string")
-        choices = dict(_expect(said.pop("choices", {}), Mapping, "describe()['choices']", "a mapping"))
-        layouts = _layouts(said.pop("layouts", None), choices)
+    def from_dict(cls, described: Any) -> "Description":
+        """From what ``describe()`` returned. Raises ValueError with a sentence, for an unknown key too."""
+        instance(Mapping, "a mapping")(described, "describe()")
+        refuse_unknown(described)
+        present = {name: value for name, value in described.items() if value is not None}
+        values = {key.name: key.of(present) for key in KEYS}
+        choices = dict(values["choices"])
+        layouts = _layouts(present.get("layouts"), choices)
         choices.pop("draft_input", None)  # the layouts say it
         for layout in layouts:
             Choices.from_dict({**choices, "draft_input": layout})
-        formats, policies = said.pop("formats", None), said.pop("policies", None)
-        policies = _policies(formats, policies)
-        formats = _complete(formats, "describe()['formats']") if formats is not None else next(iter(policies.values()))
-        if "pattern" in said:
-            Pattern.of(said["pattern"])
-        if "losses" in said:
-            declared(said["losses"])
-        documents = _expect(said.pop("documents", True), bool, "describe()['documents']", "True or False")
-        return cls(name, version, url, formats, choices, layouts, policies, documents, said)
+        policies = _policies(values["formats"], values["policies"])
+        formats = values["formats"]
+        formats = next(iter(policies.values())) if formats is None else _complete(formats, "describe()['formats']")
+        completed = {"choices": choices, "layouts": layouts, "policies": policies, "formats": formats}
+        return cls(**values | completed | {"mx_silent": tuple(values["mx_silent"])})
 
-    def choices_for(self, layout: str, **changes) -> Choices:
+    @classmethod
+    def restored(cls, described: Mapping[str, Any]) -> "Description":
+        """From what ``to_dict`` made of one."""
+        return cls.from_dict({k: v for k, v in described.items() if k != "extra"} | described["extra"])
+
+    def choices_for(self, layout: str, **changes: Any) -> Choices:
+        """The declared choices in one layout."""
         return Choices.from_dict({**self.choices, "draft_input": layout, **changes})
 
-    def to_dict(self) -> dict:
-        return {**asdict(self), "layouts": list(self.layouts)}
+    def to_dict(self) -> dict[str, Any]:
+        """As results.json has it under ``subject``."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in EXTRA}
+        extra = {name: getattr(self, name) for name in EXTRA if getattr(self, name) != BY_NAME[name].default}
+        return values | {"layouts": list(self.layouts), "extra": extra}
 
 
-def _expect(value, kind, where: str, wanted: str):
-    if not isinstance(value, kind):
-        raise ValueError(f"{where} is {value!r}; wanted {wanted}")
-    return value
-
-
-def _layouts(layouts, choices: dict) -> tuple:
+def _layouts(layouts: Any, choices: dict[str, Any]) -> tuple[str, ...]:
     chosen = choices.get("draft_input")
     if layouts is None:
         layouts = LAYOUTS if chosen is None else (chosen,)
-    _expect(layouts, list | tuple, "describe()['layouts']", "a list")
     if not layouts or len(set(layouts)) != len(layouts) or not set(layouts) <= set(LAYOUTS):
         raise ValueError(f"describe()['layouts'] is {list(layouts)!r}; wanted some of {', '.join(LAYOUTS)}, each once")
     if chosen is not None and chosen not in layouts:
@@ -101,21 +108,21 @@ def _layouts(layouts, choices: dict) -> tuple:
     return tuple(layouts)
 
 
-def _policies(formats, policies) -> dict:
-    if policies is None or policies == {}:
+def _policies(formats: Any, policies: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    if not policies:
         if formats is None:
             raise ValueError("describe() has no 'formats'; wanted at least {'storage': 'float32'} or another format")
         formats = _complete(formats, "describe()['formats']")
         return {formats["storage"]: formats}
-    _expect(policies, Mapping, "describe()['policies']", "a mapping from names to formats")
     if not all(isinstance(name, str) and name for name in policies):
         raise ValueError(f"describe()['policies'] has the names {list(policies)!r}; wanted strings")
     return {name: _complete(value, f"describe()['policies'][{name!r}]") for name, value in policies.items()}
 
 
-def _complete(formats, where: str) -> dict:
+def _complete(formats: Any, where: str) -> dict[str, str]:
     """Fill in the formats that were left out; refuse unknown ones."""
-    formats = dict(_expect(formats, Mapping, where, "a mapping"))
+    instance(Mapping, "a mapping")(formats, where)
+    formats = dict(formats)
     for key, value in formats.items():
         allowed = ROUNDINGS if key == "rounding" else FORMATS
         if not isinstance(key, str) or value not in allowed:
@@ -124,9 +131,8 @@ def _complete(formats, where: str) -> dict:
     if storage not in STORAGE_FORMATS:
         raise ValueError(f"{where} has storage {storage!r}; wanted one of {', '.join(STORAGE_FORMATS)}")
     accumulate = formats.setdefault("accumulate", storage if storage in ("float64", "float32") else "float32")
-    computed = (
-        "float32" if accumulate in ("tf32", "tensor-core") else accumulate
-    )  # these two say how, not in which type
+    # tf32 and tensor-core say how, not in which type
+    computed = "float32" if accumulate in ("tf32", "tensor-core") else accumulate
     formats.setdefault("router", computed)
     formats.setdefault("logits", computed)
     formats.setdefault("attention_output", storage)

@@ -187,8 +187,7 @@ class IsolatedSubject:
     def __post_init__(self):
         self._running, self._failed, self._process = None, {}, None
         hello = self._load()
-        described = hello["description"]
-        self.description = Description(**described | {"layouts": tuple(described["layouts"])})
+        self.description = Description.restored(hello["description"])
         self.offered, self.versions = hello["offers"], hello["versions"]
 
     def _load(self) -> dict:

@@ -102,7 +102,7 @@ def bounded(name: str, expected: Running, point, formats: dict) -> dict:
 def row(vector: Vector, description: Description) -> Stage | None:
     """The row that the vector's method is judged by; None for a method that has none."""
     if vector.method in LOSSES:
-        return loss_row(vector.method, description.extra["losses"])
+        return loss_row(vector.method, description.losses)
     return row_of(vector.method, int(vector.inputs.get("step", STEP)))
 
 

@@ -76,7 +76,7 @@ class Oracle(Subject):
     """The oracle's answers to a plan made for another description, computed in float64."""
 
     def __init__(self, description: Description):
-        super().__init__(Reference(description.extra.get("losses", {})))
+        super().__init__(Reference(description.losses))
         self.description = description
 
     def call(self, method, *, config, choices, policy, inputs, cotangents=None, forced=None) -> Result:

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from draftconf.conformance.catalogue.skeletons import skeleton
 from draftconf.conformance.protocol import loading
 from draftconf.conformance.protocol.description import Description
+from draftconf.conformance.protocol.keys import BY_NAME, table
 from draftconf.conformance.protocol.loading import load
+from draftconf.conformance.protocol.plain import plain
 from draftconf.conformance.protocol.result import AdapterError, NotOffered, Result
 from draftconf.conformance.protocol.subject import Subject
+from draftconf.conformance.torch_helper import TorchAdapter
 from draftconf.reference.config import Choices, DraftConfig
 
 CONFIG, CHOICES = DraftConfig.tiny(), Choices()
@@ -106,7 +110,8 @@ def test_description_is_completed():
     assert said.policies == {"bfloat16": said.formats}
     assert said.layouts == ("mtp", "eagle3")
     assert said.documents is True
-    assert said.extra == {"quantized": False}
+    assert said.quantized is False
+    assert said.to_dict()["extra"] == {"quantized": False}
     tensor_core = Description.from_dict({"name": "a", "formats": {"storage": "bfloat16", "accumulate": "tensor-core"}})
     assert tensor_core.formats["router"] == "float32"
 
@@ -139,6 +144,12 @@ def test_layout_follows_from_the_choices():
         (DECLARED | {"layouts": "mtp"}, "wanted a list"),
         (DECLARED | {"layouts": ["mtp"], "choices": {"draft_input": "eagle3"}}, "not one of the layouts"),
         (DECLARED | {"documents": "no"}, "wanted True or False"),
+        (DECLARED | {"quantized": 0}, "'quantized'.* is 0; wanted True or False"),
+        (DECLARED | {"mx_silent": ["zero"]}, r"'mx_silent'.* is \['zero'\]; wanted some of zero_block, nonfinite"),
+        (DECLARED | {"sampled_from": "logit"}, "'sampled_from'.* is 'logit'; wanted one of laws, logits"),
+        (DECLARED | {"document": False}, "unknown key 'document'; did you mean 'documents'"),
+        (DECLARED | {"sampled_form": "logits"}, "unknown key 'sampled_form'; did you mean 'sampled_from'"),
+        (DECLARED | {"tolerance": 1}, "unknown key 'tolerance'; known: name, version, url, formats"),
     ],
 )
 def test_bad_description_is_a_sentence(said, sentence):
@@ -155,6 +166,69 @@ def test_other_protocol_is_refused(value):
 def test_describe_that_raises_is_a_sentence():
     with pytest.raises(ValueError, match=r"describe\(\) raised ZeroDivisionError"):
         Description.of(SimpleNamespace(protocol=1, describe=lambda: 1 / 0))
+
+
+# -- the keys, as attributes and on paper ------------------------------------------------------------------------------
+
+SAID = {
+    "name": "mine", "version": "2", "url": "https://example.org", "formats": {"storage": "float64"},
+    "policies": {"low": {"storage": "bfloat16"}}, "choices": {"head": "own"}, "layouts": ["eagle3"],
+    "documents": False, "quantized": False, "mx_silent": ["clamp"], "sampled_from": "logits",
+    "losses": {"kl_loss": {}}, "pattern": {"loss": "kl", "step_weights": [1.0]},
+}  # fmt: skip
+MISSPELT = {
+    "name": "names", "version": "versions", "url": "urls", "formats": "format", "policies": "policie",
+    "choices": "choice", "layouts": "layout", "documents": "document", "quantized": "quantised",
+    "mx_silent": "mx_silents", "sampled_from": "sampled_form", "losses": "losses_declared", "pattern": "patern",
+}  # fmt: skip
+
+
+def adapter_with(**attributes) -> TorchAdapter:
+    return type("Mine", (TorchAdapter,), attributes)()
+
+
+@pytest.mark.parametrize("key", BY_NAME)
+def test_every_key_is_honoured_as_an_attribute_of_a_torch_adapter(key):
+    described = Description.of(adapter_with(**{key: SAID[key]}))
+    assert getattr(described, key) != getattr(Description.of(TorchAdapter()), key)
+    assert getattr(described, key) == getattr(Description.from_dict(DECLARED | {key: SAID[key]}), key)
+
+
+@pytest.mark.parametrize("key", BY_NAME)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_misspelt_attribute_of_a_torch_adapter_is_refused(key, own):
+    adapter = adapter_with() if own else adapter_with(**{MISSPELT[key]: SAID[key]})
+    if own:
+        setattr(adapter, MISSPELT[key], SAID[key])
+    with pytest.raises(ValueError, match=f"attribute '{MISSPELT[key]}'; did you mean '{key}'"):
+        Description.of(adapter)
+
+
+def test_methods_and_other_attributes_of_a_torch_adapter_are_its_own():
+    adapter = adapter_with(format=lambda self: "", backend="eager", pattern=lambda self, inputs: None, pattern_declared=
+                           SAID["pattern"])  # fmt: skip
+    adapter.start(CONFIG.to_dict(), CHOICES.to_dict(), {"storage": "float32"})
+    assert Description.of(adapter).pattern == SAID["pattern"]
+
+
+@pytest.mark.parametrize("name", ["fast", "fast_fused", "reference"])
+def test_a_description_goes_to_another_process_and_comes_back(name):
+    described = Description.of(load(name))
+    there = Description.restored(plain(described.to_dict()))
+    assert plain(there.to_dict()) == plain(described.to_dict())
+    assert set(described.to_dict()["extra"]) <= {"losses", "pattern"}
+
+
+def test_the_readme_and_new_adapters_show_every_key():
+    assert table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in BY_NAME:
+        assert (
+            f"# {name} = " in skeleton("a.py", False)
+            or f"    {name} = " in skeleton("a.py", False)
+            or name == "pattern"
+        )
+        assert f'"{name}": ' in skeleton("a.py", True) or f"# '{name}': " in skeleton("a.py", True)
+    assert "# pattern_declared = " in skeleton("a.py", False)
 
 
 # -- calling ---------------------------------------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def test_other_environment_needs_numpy_alone(tmp_path, numpy_only, monkeypatch, 
     (tmp_path / "lonely.py").write_text(LONELY, encoding="utf-8")
     lonely = IsolatedSubject("lonely:Lonely", Limits(python=str(numpy_only / place)))
     call(lonely)
-    assert lonely.description.version == "numpy conformance"
+    assert lonely.description.version == "numpy draftconf"
     assert lonely.versions["torch"] is None
     lonely.close()
 

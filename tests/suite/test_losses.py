@@ -147,7 +147,7 @@ class Textbook(TorchAdapter):
 
     name, layouts = "textbook", ["eagle3"]
     policies = {name: {"storage": name, "accumulate": "float32", "logits": name} for name in ("float32", "bfloat16")}
-    losses_declared = {name: {} for name in LOSSES} | {"soft_ce_loss": {"reduction": "all_slots"}}
+    losses = {name: {} for name in LOSSES} | {"soft_ce_loss": {"reduction": "all_slots"}}
     weight = staticmethod(lambda q, p: torch.exp(-3 * overlap(q, p)).detach())
 
     def laws(self, t):
