@@ -16,7 +16,7 @@ from benchmarks.side_by_side import interleaved, kept_for_backward, peak_extra, 
 from draftconf.fast import fused
 from draftconf.fast.experts import ExpertCache
 from draftconf.fast.model import DraftModel
-from draftconf.reference.config import Choices, DraftConfig, parameter_shapes
+from draftconf.reference.config import Choices, DraftConfig, expert_of, parameter_shapes
 
 STORAGE = fused.Plan(attention="storage", logits="storage")
 SLOTS = 512
@@ -106,7 +106,7 @@ def products(config: DraftConfig, choices: Choices, slots: int) -> list[tuple[in
         if len(shape) != 2 or name == "embed_tokens.weight":
             continue
         out, width = shape
-        rows, uses = (pairs if ".experts." in name else slots), (1 if name == "fc.weight" else steps)
+        rows, uses = (pairs if expert_of(name) else slots), (1 if name == "fc.weight" else steps)
         found.append((rows, width, out, uses))  # forward
         if name != "fc.weight":
             found.append((rows, out, width, uses))  # d_x

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, parameter_shapes
+from draftconf.reference.config import IGNORED_PARAMETERS, Choices, DraftConfig, expert_of, parameter_shapes
 
 from .model import DraftModel
 from .mx import BLOCK, dequantize, pack, quantize, unpack
@@ -166,7 +166,7 @@ def read_config(folder: Path, layer: int | None = None, **sizes) -> tuple[DraftC
 def refuse_unknown(shards: Shards, prefix: str, config: DraftConfig, choices: Choices) -> None:
     """Raises CheckpointError for a tensor under the layer's prefix that the layout does not have."""
     known = set(parameter_shapes(config, choices)) | set(IGNORED_PARAMETERS)
-    known |= {name + end for name in known if ".experts." in name for end in ("_packed", "_scale")}
+    known |= {name + end for name in known if expert_of(name) for end in ("_packed", "_scale")}
     for name in shards.files:
         if name.startswith(prefix) and name.removeprefix(prefix) not in known:
             raise CheckpointError(f"{name} is no parameter of layout {choices.draft_input}")
@@ -185,7 +185,7 @@ def find(shards: Shards, prefix: str, name: str, shape: tuple[int, ...]) -> Tens
         start = torch.zeros(shape)
         start[:, -shape[0] :].fill_diagonal_(1)
         return start
-    raise CheckpointError(f"{full} is missing" + (f", and so is {full}_packed" if ".experts." in name else ""))
+    raise CheckpointError(f"{full} is missing" + (f", and so is {full}_packed" if expert_of(name) else ""))
 
 
 def unpacked(shards: Shards, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -230,7 +230,7 @@ def packed_state(model: DraftModel, prefix: str = "") -> Iterator[tuple[str, Ten
     """Every parameter under its checkpoint name; experts as MXFP4 pairs with the codes that training simulated."""
     choices = model.choices
     for name, p in model.state_dict().items():
-        if ".experts." not in name or "shared_experts" in name:
+        if not expert_of(name):
             yield prefix + name, p
             continue
         value = p.to(torch.bfloat16) if choices.quantize_source == "bfloat16" else p

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftconf.reference.config import frozen_parameters
+from draftconf.reference.config import expert_of, frozen_parameters
 
 from .deferred import Weight
 from .experts import ExpertCache, Experts
@@ -64,7 +64,7 @@ class Layer:
         for name, p in params.items():
             if p.ndim == 1:
                 self.norms[name] = p.to(wide(p.dtype))  # so that the steps' gradients are summed wide
-            elif ".experts." not in name and name not in (HEAD, "embed_tokens.weight"):
+            elif not expert_of(name) and name not in (HEAD, "embed_tokens.weight"):
                 self.weights[name] = Weight(p, deferred)
         has_experts = choices.draft_input == "mtp" and f"{MOE}experts.0.w1.weight" in params
         self.experts = Experts(params, config, choices, cache, deferred) if has_experts else None

@@ -348,9 +348,7 @@ def _moe_shapes(c: DraftConfig) -> dict:
         moe + "routed_expert_down_proj.weight": (lat, d),
     }
     for e in range(c.num_experts):
-        shapes |= {
-            moe + f"experts.{e}.{w}.weight": s for w, s in (("w1", (m, lat)), ("w3", (m, lat)), ("w2", (lat, m)))
-        }
+        shapes |= {expert_name(e, w): s for w, s in (("w1", (m, lat)), ("w3", (m, lat)), ("w2", (lat, m)))}
     return shapes | {
         moe + "routed_expert_norm.weight": (lat,),
         moe + "routed_expert_up_proj.weight": (d, lat),
@@ -358,6 +356,27 @@ def _moe_shapes(c: DraftConfig) -> dict:
         moe + "shared_experts.up_proj.weight": (wide, d),
         moe + "shared_experts.down_proj.weight": (d, wide),
     }
+
+
+def expert_name(expert: int, which: str) -> str:
+    """The name of one expert's weight; ``which`` is w1 (gate), w3 (up) or w2 (down)."""
+    return f"block_sparse_moe.experts.{expert}.{which}.weight"
+
+
+def expert_of(name: str) -> tuple[str, int] | None:
+    """Of an expert's weight the name of the stack of all experts' [E, out, in], and its place there; else None.
+
+    ``block_sparse_moe.experts.3.w1.weight`` is number 3 of ``block_sparse_moe.experts.w1.weight``.
+    """
+    stem, _, rest = name.partition(".experts.")
+    expert, _, kind = rest.partition(".")
+    return (f"{stem}.experts.{kind}", int(expert)) if expert.isdigit() else None
+
+
+def kind_of(name: str) -> str:
+    """A parameter's name with the expert's number left out, as in ``block_sparse_moe.experts.*.w1.weight``."""
+    expert = expert_of(name)
+    return expert[0].replace(".experts.", ".experts.*.") if expert else name
 
 
 #: Accepted and ignored: MTP checkpoints may ship them (spec.md section 2, ``draft_attn_res``).

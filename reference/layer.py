@@ -5,14 +5,26 @@ weights on the MXFP4 grid. ``x`` of the table below is a key of the same step; `
 1 and the draft's own output of the step before after that.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from . import attention, fusion, loss, moe, mx
-from .config import Choices, DraftConfig
+from .config import Choices, DraftConfig, expert_name
 from .graph import Key, Node
 from .ops import LINEAR, Op, no_gradient, norm, situ
 
-EXPERT_WEIGHTS = {w: f"block_sparse_moe.experts.{w}.weight" for w in ("w1", "w2", "w3")}  # stacked, [E, out, in]
+#: The stack of all experts' weights of one kind, [E, out, in].
+EXPERT_WEIGHTS = {w: f"block_sparse_moe.experts.{w}.weight" for w in ("w1", "w2", "w3")}
+
+
+def stacked_experts(arrays: Mapping, experts: int) -> dict:
+    """The experts' weights that are among ``arrays``, stacked under the names of ``EXPERT_WEIGHTS``."""
+    return {
+        stack: np.stack([arrays[expert_name(e, w)] for e in range(experts)])
+        for w, stack in EXPERT_WEIGHTS.items()
+        if expert_name(0, w) in arrays
+    }
 
 
 def feature_key(step: int, choices: Choices) -> Key:

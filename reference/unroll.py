@@ -11,8 +11,8 @@ import numpy as np
 
 from . import graph as walk
 from .attention import cached_attention_op
-from .config import Choices, DraftConfig, frozen_parameters, parameter_shapes
-from .layer import EXPERT_WEIGHTS, graph
+from .config import Choices, DraftConfig, expert_of, frozen_parameters, parameter_shapes
+from .layer import graph, stacked_experts
 from .validate import check_inputs, check_parameters, check_prefix
 
 FEATURES = ("low", "mid", "high")
@@ -118,12 +118,8 @@ def _inside(targets: np.ndarray, draft_to_target, choices: Choices):
 
 def stacked_parameters(params: dict, config: DraftConfig, choices: Choices) -> dict:
     """The parameters, with each kind of expert weight stacked to one array [E, out, in]."""
-    values = {name: params[name] for name in parameter_shapes(config, choices) if ".experts." not in name}
-    if choices.draft_input == "mtp":
-        for w, name in EXPERT_WEIGHTS.items():
-            stem = name.replace(f".{w}.weight", "")
-            values[name] = np.stack([params[f"{stem}.{e}.{w}.weight"] for e in range(config.num_experts)])
-    return values
+    values = {name: params[name] for name in parameter_shapes(config, choices) if not expert_of(name)}
+    return values | (stacked_experts(params, config.num_experts) if choices.draft_input == "mtp" else {})
 
 
 def parameter_gradients(cotangents: dict, values: dict, config: DraftConfig, choices: Choices) -> dict:
@@ -132,11 +128,9 @@ def parameter_gradients(cotangents: dict, values: dict, config: DraftConfig, cho
     for name in parameter_shapes(config, choices):
         if name in frozen:
             continue
-        stem, _, rest = name.partition(".experts.")
-        e, _, kind = rest.partition(".")
-        key = f"{stem}.experts.{kind}" if rest else name
+        key, expert = expert_of(name) or (name, ...)
         d = cotangents[key] if key in cotangents else np.zeros_like(values[key])
-        grads[name] = d[int(e)] if rest else d
+        grads[name] = d[expert]
     return grads
 
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from draftconf import __version__
 from draftconf.reference import mx, sampling, unroll
-from draftconf.reference.config import Choices, DraftConfig, frozen_parameters, parameter_shapes
+from draftconf.reference.config import Choices, DraftConfig, expert_of, frozen_parameters, parameter_shapes
 from draftconf.reference.formats import round_to
 from draftconf.reference.graph import backward, forward
-from draftconf.reference.layer import EXPERT_WEIGHTS, graph
+from draftconf.reference.layer import graph, stacked_experts
 
 from ..checks.cases import make_parameters, unroll_cases
 from ..checks.losses import loss_row
@@ -122,22 +122,15 @@ class Reference:
         values = {"draft_to_target": None} | {stage.inputs.get(name, name): x for name, x in inputs.items()}
         for long, short in stage.renamed.items():
             values |= {name.replace(short, long, 1): x for name, x in inputs.items() if name.startswith(short)}
-        stem = "block_sparse_moe.experts."
-        if f"{stem}0.w1.weight" in inputs:
-            experts = range(self.config.num_experts)
-            for w, name in EXPERT_WEIGHTS.items():
-                values[name] = np.stack([inputs[f"{stem}{e}.{w}.weight"] for e in experts])
-        return values
+        return values | stacked_experts(inputs, self.config.num_experts)
 
     def _gradients(self, stage: Stage, inputs, d: dict) -> dict:
         grads, frozen = {}, frozen_parameters(self.choices)
         for name in inputs:
             long = next((n + name[len(s) :] for n, s in stage.renamed.items() if name.startswith(s)), name)
-            stem, dot, rest = long.partition(".experts.")
-            e, _, kind = rest.partition(".")
-            key = f"{stem}.experts.{kind}" if dot else stage.inputs.get(name, long)
+            key, expert = expert_of(long) or (stage.inputs.get(name, long), ...)
             if key in d and long not in frozen:
-                grads[name] = d[key][int(e)] if dot else d[key]
+                grads[name] = d[key][expert]
         return grads
 
     def _decisions(self, stage: Stage, values: dict) -> dict:

@@ -7,7 +7,7 @@ checks of one case, so that asking for one more quantity costs nothing.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from draftconf.reference.config import Choices, trained_parameters
+from draftconf.reference.config import Choices, kind_of, trained_parameters
 from draftconf.reference.layer import graph
 
 from ..judging.outcome import dump
@@ -101,12 +101,6 @@ class Place:
         if whole not in self.memo:
             self.memo[whole] = make()
         return self.memo[whole]
-
-
-def kind_of(name: str) -> str:
-    """A parameter's name with the expert's number left out: all experts are one check."""
-    stem, dot, rest = name.partition(".experts.")
-    return f"{stem}.experts.*.{rest.partition('.')[2]}" if dot else name
 
 
 def grouped(names: list[str]) -> dict[str, list[str]]:

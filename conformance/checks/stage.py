@@ -8,10 +8,10 @@ import numpy as np
 
 from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
-from draftconf.reference.config import Choices, frozen_parameters
+from draftconf.reference.config import Choices, expert_of, frozen_parameters
 from draftconf.reference.formats import round_to, store
 from draftconf.reference.graph import Key, contributions
-from draftconf.reference.layer import EXPERT_WEIGHTS
+from draftconf.reference.layer import EXPERT_WEIGHTS, stacked_experts
 from draftconf.reference.loss import gradient_violation, lk_loss_backward, log_softmax
 from draftconf.reference.ops import Op
 from draftconf.reference.running_error import Running, exact, lifted
@@ -106,11 +106,7 @@ class StageRun:
         values = {self.stage.inputs.get(name, name): x for name, x in self.arrays.items()}
         for long, short in self.stage.renamed.items():
             values |= {name.replace(short, long, 1): x for name, x in self.arrays.items() if name.startswith(short)}
-        for name in EXPERT_WEIGHTS.values():
-            stem, _, rest = name.rpartition("experts.")
-            stack = [self.arrays.get(f"{stem}experts.{e}.{rest}") for e in range(self.case.config.num_experts)]
-            if stack[0] is not None:
-                values[name] = np.stack(stack)
+        values |= stacked_experts(self.arrays, self.case.config.num_experts)
         values.setdefault("draft_to_target", None)
         return lifted(values) if lift else values
 
@@ -216,16 +212,12 @@ class StageRun:
 
     def gradient_operands(self, name: str, index: tuple) -> list[dict]:
         """The contributions that add up to an element of a gradient."""
-        return of_gradient(self.addends, name if ".experts." in name else self.gradient_key(name), index)
+        return of_gradient(self.addends, name if expert_of(name) else self.gradient_key(name), index)
 
     def expected_gradient(self, name: str) -> Running:
-        stem, _, rest = name.partition(".experts.")
-        e, _, kind = rest.partition(".")
-        key = f"{stem}.experts.{kind}" if rest else self.gradient_key(name)
+        key, expert = expert_of(name) or (self.gradient_key(name), ...)
         d = self.grads.get(key)
-        if d is None:
-            return Running(np.zeros(np.shape(self.arrays[name])))
-        return d[int(e)] if rest else d
+        return Running(np.zeros(np.shape(self.arrays[name]))) if d is None else d[expert]
 
 
 def _real(x) -> bool:

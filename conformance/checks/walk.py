@@ -13,7 +13,7 @@ import numpy as np
 
 from draftconf.reference import mx
 from draftconf.reference.bounds import arithmetic
-from draftconf.reference.config import Choices, DraftConfig, trained_parameters
+from draftconf.reference.config import Choices, DraftConfig, expert_of, trained_parameters
 from draftconf.reference.formats import round_to, store
 from draftconf.reference.graph import Key, Node, contributions
 from draftconf.reference.layer import graph
@@ -290,22 +290,19 @@ class Walker:
 
     def addends(self, name: str, incoming: dict, index: tuple) -> tuple[list, tuple]:
         """The contributions to a parameter's gradient, one a step or use, and the place of the element in them."""
-        stem, expert, rest = name.partition(".experts.")
+        expert = expert_of(name)
         if not expert:
             return incoming.get(name, []), index
-        e, _, kind = rest.partition(".")
-        parts = incoming.get(f"{stem}.experts.{kind}", [])
+        parts = incoming.get(expert[0], [])
         through = parts[0][0] if parts else None  # the step-0 node that puts the weight on the MX grid
-        return incoming.get(through, []), (int(e), *index)
+        return incoming.get(through, []), (expert[1], *index)
 
     def blame_parameter(self, name: str, actual, incoming: dict) -> tuple[Key | None, str]:
         """The stage that reads the parameter; with one contribution a step, the step that is missing or wrong."""
-        stem, expert, rest = name.partition(".experts.")
-        key = f"{stem}.experts.{rest.partition('.')[2]}" if expert else name
-        parts = incoming.get(key, [])
+        expert = expert_of(name)
+        parts = incoming.get(expert[0] if expert else name, [])
         if expert and parts:  # through the step-0 node that puts the weight on the MX grid, to its uses
-            e, through = int(rest.partition(".")[0]), parts[0][0]
-            parts = [(consumer, exact(d)[e]) for consumer, d in incoming.get(through, [])]
+            parts = [(consumer, exact(d)[expert[1]]) for consumer, d in incoming.get(parts[0][0], [])]
         if actual is None or np.shape(actual) != (parts and exact(parts[0][1]).shape):
             return (parts[0][0] if parts else None), ""
         return self.blame("gradient", np.asarray(actual, float), parts, None)

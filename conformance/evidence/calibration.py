@@ -15,9 +15,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from draftconf.reference.bounds import LAMBDA
+from draftconf.reference.config import kind_of
 
 from ..checks.cases import unroll_cases
-from ..checks.plan import kind_of
 from ..checks.unroll import UnrollRun
 from ..judging.bias import BIAS_LIMIT
 from ..protocol.loading import load

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from draftconf.reference.config import BLOCK
+from draftconf.reference.config import BLOCK, expert_of
 from draftconf.reference.graph import Key, Node, backward
 from draftconf.reference.running_error import Running
 
@@ -103,10 +103,8 @@ def of_sum(parts: list, index: tuple) -> list[dict]:
 
 def of_gradient(addends: dict, name: Key, index: tuple) -> list[dict]:
     """The addends of an element of a gradient; those of an expert's weight are of all experts' at once."""
-    stem, _, rest = name.partition(".experts.") if isinstance(name, str) else (name, "", "")
-    if rest:
-        expert, _, kind = rest.partition(".")
-        name, index = f"{stem}.experts.{kind}", (int(expert), *index)
+    if isinstance(name, str) and (expert := expert_of(name)):
+        name, index = expert[0], (expert[1], *index)
     return of_sum(addends.get(name, []), index)
 
 

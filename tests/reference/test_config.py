@@ -10,7 +10,10 @@ from draftconf.reference.config import (
     REFUSED,
     Choices,
     DraftConfig,
+    expert_name,
+    expert_of,
     frozen_parameters,
+    kind_of,
     parameter_shapes,
     trained_parameters,
 )
@@ -342,3 +345,18 @@ def test_what_is_frozen_and_what_is_trained(change, frozen):
     choices, tiny = Choices(**change), DraftConfig.tiny()
     assert frozen_parameters(choices) == frozen
     assert set(trained_parameters(tiny, choices)) == set(parameter_shapes(tiny, choices)) - frozen
+
+
+def test_an_experts_weight_is_a_place_in_a_stack():
+    name = expert_name(12, "w2")
+    assert name in parameter_shapes(DraftConfig.k3(), Choices())
+    assert expert_of(name) == ("block_sparse_moe.experts.w2.weight", 12)
+    assert kind_of(name) == "block_sparse_moe.experts.*.w2.weight"
+
+
+@pytest.mark.parametrize(
+    "name", ["block_sparse_moe.experts.w2.weight", "block_sparse_moe.shared_experts.up_proj.weight", "fc.weight"]
+)
+def test_what_is_no_experts_weight(name):
+    assert expert_of(name) is None
+    assert kind_of(name) == name

@@ -14,7 +14,7 @@ from draftconf.conformance.report import results
 from draftconf.conformance.report.html.page import html
 from draftconf.conformance.report.markdown import markdown
 from draftconf.reference import mx
-from draftconf.reference.config import DraftConfig
+from draftconf.reference.config import DraftConfig, kind_of
 
 
 class Tampered(Reference):
@@ -99,7 +99,7 @@ def test_a_cotangent_is_the_sum_of_its_contributions():
 
 @pytest.mark.parametrize("name", ["eh_proj.weight", "block_sparse_moe.experts.2.w1.weight"])
 def test_a_parameters_gradient_is_the_sum_over_the_steps(name):
-    kind = checks.kind_of(name)
+    kind = kind_of(name)
     found = element(f"{kind}.gradient.trace[mtp-float64-tame]", "grads", name, (4, 9), "unroll")
     assert found["index"] == [4, 9]
     agrees(found, sum(float(value[0]) for value in numbers(found).values()))
@@ -152,7 +152,7 @@ def test_a_slot_loss_end_to_end_comes_from_its_logits():
 
 @pytest.mark.parametrize("name", ["eh_proj.weight", "block_sparse_moe.experts.2.w1.weight"])
 def test_a_gradient_end_to_end_is_the_sum_over_the_steps(name):
-    kind = checks.kind_of(name)
+    kind = kind_of(name)
     found = element(f"unroll.d_{kind}.end[mtp-float64-tame]", "grads", name, (4, 9), "unroll")
     agrees(found, sum(float(value[0]) for value in numbers(found).values()))
     assert len(found["operands"]) == 7

@@ -3,6 +3,7 @@
 import torch
 
 from draftconf.fast import moe, mx, unroll
+from draftconf.reference.config import expert_name
 
 from .core import STEPS, area, around, backward, both, during, patch
 
@@ -568,7 +569,7 @@ def product(change):
         out = original(params, config, choices)
         for which in out:
             for e, w in enumerate(out[which]):
-                w.master = params[f"{MOE}experts.{e}.{which}.weight"]
+                w.master = params[expert_name(e, which)]
         return out
 
     def linear(original, x, w, dtype=None):
@@ -637,7 +638,7 @@ def expert_weights_not_quantised():
 @mutant("expert_output", "forward", 1, ONLY, "M35: tokenspeed #527")
 def w2_not_quantised():
     def wrapper(original, params, config, choices):
-        names = [f"{MOE}experts.{e}.w2.weight" for e in range(config.num_experts)]
+        names = [expert_name(e, "w2") for e in range(config.num_experts)]
         return original(params, config, choices) | {"w2": tuple(params[n] for n in names)}
 
     return around(unroll, "quantize_experts", wrapper)

@@ -4,6 +4,7 @@ import torch
 
 from draftconf.fast import attention, fusion, layer, moe, unroll
 from draftconf.fast.unroll import shift
+from draftconf.reference.config import expert_of
 
 from .core import STEPS, area, around, backward, both, patch, with_gradient_of
 
@@ -653,7 +654,7 @@ def idle_expert_has_no_gradient():
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)
-        return outputs, {n: d if ".experts." not in n or d.any() else None for n, d in grads.items()}, *rest
+        return outputs, {n: d if not expert_of(n) or d.any() else None for n, d in grads.items()}, *rest
 
     return around(FastAdapter, "unroll", wrapper)
 
@@ -664,7 +665,7 @@ def idle_expert_gradient_uninitialised():
 
     def wrapper(original, self, inputs, **kwargs):
         outputs, grads, *rest = original(self, inputs, **kwargs)
-        stale = {n: d + 1e-3 for n, d in grads.items() if ".experts." in n and not d.any()}
+        stale = {n: d + 1e-3 for n, d in grads.items() if expert_of(n) and not d.any()}
         return outputs, grads | stale, *rest
 
     return around(FastAdapter, "unroll", wrapper)
