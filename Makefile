@@ -8,7 +8,7 @@ VENV := .venv
 OUT := build
 
 .DEFAULT_GOAL := conformance
-.PHONY: conformance test report clean
+.PHONY: conformance test clean
 
 # The arrays are small, and sums must not depend on the number of cores.
 export OMP_NUM_THREADS ?= 1
@@ -27,9 +27,6 @@ RUN := $(VENV)/bin/python -m pytest conformance/ --adapter $(ADAPTER) $(ELSEWHER
 conformance: $(VENV)/.installed $(ENVIRONMENT)
 	$(RUN) --report $(OUT)/REPORT-$(NAME).md --html $(OUT)/report-$(NAME).html --results $(OUT)/results-$(NAME).json \
 		$(PYTEST_FLAGS)
-
-report: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest conformance/ --adapter fast --report REPORT.md $(PYTEST_FLAGS)
 
 test: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

@@ -1,4 +1,4 @@
-"""The same on CUDA, in one call of a few minutes: benchmarks/gpu.json and the page. No GPU: nothing is written.
+"""The same on CUDA, in one call of a few minutes: section CUDA of the page. No GPU: nothing is written.
 
     python -m benchmarks.gpu [--runs 7]
 
@@ -6,8 +6,6 @@ Wanted beside torch with CUDA: triton; for the rows of peers speculators, torcha
 """
 
 import argparse
-import json
-from dataclasses import asdict
 
 import torch
 
@@ -126,10 +124,7 @@ def main() -> None:
     others = mx.peers()
     for what in ("fake-quantise", "quantise", "dequantise"):
         cases += [mx_case(what, form, name, others, runs) for form in mx.FORMATS for name in mx.TYPES]
-    everything = {"CUDA": {"environment": report.environment(), "cases": [asdict(case) for case in cases]}}
-    report.GPU.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    if report.RESULTS.exists():
-        report.PAGE.write_text(report.page(json.loads(report.RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+    report.save("CUDA", cases)
     for case in cases:
         print(report.table(case), flush=True)
 

@@ -1,4 +1,4 @@
-"""What a benchmark measured, as JSON, and BENCHMARKS.md made from that."""
+"""What the benchmarks measured, section by section (reports/data/benchmarks.json), and BENCHMARKS.md made from that."""
 
 import importlib.metadata
 import json
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
+from draftconf.conformance.report import files
+from draftconf.conformance.report.fingerprint import subject_hash
 from draftconf.fast.kernels import build
 
 ROOT = Path(__file__).parents[1]
-RESULTS, GPU, PAGE = ROOT / "benchmarks" / "results.json", ROOT / "benchmarks" / "gpu.json", ROOT / "BENCHMARKS.md"
+DATA, PAGE = ROOT / "reports" / "data" / "benchmarks.json", ROOT / "reports" / "BENCHMARKS.md"
 ORDER = ("loss", "loss, warm heap", "mx", "experts", "unroll", "precision", "recompute", "growth", "longest", "CUDA")
 PACKAGES = (
     "torch", "numpy", "speculators", "nemo-automodel", "specforge", "torchao", "nvidia-modelopt", "compressed-tensors",
@@ -49,11 +51,11 @@ class MemoryTarget:
     against: str = ""
 
     def reached(self, extra: dict[str, int]) -> tuple[bool, str]:
-        found = extra[self.row]
+        taken = extra[self.row]
         if self.against:
-            share = found / extra[self.against]
+            share = taken / extra[self.against]
             return share <= self.limit, f"{self.row} / {self.against}, extra memory <= {self.limit:g}: {share:.3f}"
-        return found <= self.limit, f"{self.row}, extra memory <= {size(self.limit)}: {size(found)}"
+        return taken <= self.limit, f"{self.row}, extra memory <= {size(self.limit)}: {size(taken)}"
 
 
 @dataclass
@@ -78,8 +80,8 @@ class Case:
 
 def ratios(times: dict[str, list[float]], a: str, b: str) -> tuple[float, float, float]:
     """Median, least and largest of a / b, run by run."""
-    found = [x / y for x, y in zip(times[a], times[b], strict=True)]
-    return statistics.median(found), min(found), max(found)
+    each = [x / y for x, y in zip(times[a], times[b], strict=True)]
+    return statistics.median(each), min(each), max(each)
 
 
 def size(count: float) -> str:
@@ -95,6 +97,7 @@ def environment() -> dict:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
+        "subject": subject_hash("fast", ""),
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
         "threads": torch.get_num_threads(),
@@ -125,12 +128,12 @@ def compiler() -> str:
     return subprocess.run([build.compiler(), "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
 
-def save(section: str, cases: list[Case], results: Path = RESULTS) -> dict:
-    """Put a section's cases into the results file, with the environment that they ran in. Returns all sections."""
-    everything = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+def save(section: str, cases: list[Case]) -> None:
+    """Put a section's cases into the data, with the environment that they ran in, and make the page anew."""
+    everything = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else {}
     everything[section] = {"environment": environment(), "cases": [asdict(case) for case in cases]}
-    results.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    return everything
+    files.write(DATA, files.as_json(everything))
+    files.write(PAGE, page(everything))
 
 
 HEAD = """# Benchmarks
@@ -140,13 +143,13 @@ bounds it: a copy of the same data, or the bare matrix products. Read the ratios
 virtual, and what its neighbours do hits all rows of a table alike, but not every run. Each ratio is the median over the
 runs of the ratio within one run; in brackets its least and its largest. The functions are the ones that the conformance
 suite certifies. Extra memory is the peak of resident memory during one call, by a sampler, above that at its start;
-what is kept for a backward pass is counted by hooks on saved tensors. Raw numbers: `benchmarks/results.json`.
+what is kept for a backward pass is counted by hooks on saved tensors. Raw numbers: `reports/data/benchmarks.json`. A
+section names the content of `fast` that it was measured on; those measured before 0.2.0 did not record it.
 """
 
 
 def page(everything: dict) -> str:
-    """The whole page, from the results and, where there are any, those of a GPU."""
-    everything = everything | (json.loads(GPU.read_text(encoding="utf-8")) if GPU.exists() else {})
+    """The whole page, from the data of all sections."""
     sections = {name: [Case.load(dict(c)) for c in everything[name]["cases"]] for name in ORDER if name in everything}
     parts = [HEAD, overview(sections)]
     for section, cases in sections.items():
@@ -173,14 +176,16 @@ def overview(sections: dict[str, list[Case]]) -> str:
 
 
 def verdicts(case: Case) -> list[tuple[bool, str]]:
-    found = [target.reached(case.times) for target in case.targets]
-    return found + [target.reached(case.extra) for target in case.memory_targets]
+    in_time = [target.reached(case.times) for target in case.targets]
+    return in_time + [target.reached(case.extra) for target in case.memory_targets]
 
 
 def about(facts: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    judged = f"fast {facts['subject']}; " if facts.get("subject") else ""
     return (
-        f"{facts['when']}; {facts['machine']}; {facts['threads']} threads, wall time, load {facts['load']} at the end; "
+        f"{judged}{facts['when']}; {facts['machine']}; "
+        f"{facts['threads']} threads, wall time, load {facts['load']} at the end; "
         f"Python {facts['python']}, {versions}; {facts['compiler']}; heap: {facts['heap']}."
     )
 
@@ -201,7 +206,7 @@ def table(case: Case) -> str:
         cells += [size(case.extra[name]) if name in case.extra else ""] if case.extra else []
         cells += [size(case.kept[name]) if name in case.kept else ""] if case.kept else []
         lines.append("| " + " | ".join(cells) + " |")
-    found = verdicts(case)
-    lines += [""] * bool(found)
-    lines += [f"- {'reached' if good else '**not reached**'}: {text}" for good, text in found]
+    targets = verdicts(case)
+    lines += [""] * bool(targets)
+    lines += [f"- {'reached' if good else '**not reached**'}: {text}" for good, text in targets]
     return "\n".join(lines) + "\n"

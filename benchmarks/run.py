@@ -1,4 +1,4 @@
-"""Measure sections, and make BENCHMARKS.md of all that has been measured.
+"""Measure sections, and make reports/BENCHMARKS.md of all that has been measured.
 
 python -m benchmarks.run [SECTION ...] [--runs 7]     (in .venv-peers, for the peers' rows)
 """
@@ -30,8 +30,7 @@ def measure(section: str, runs: int) -> None:
     for case in SECTIONS[section][0](runs):
         print(report.table(case), flush=True)
         cases.append(case)
-        everything = report.save(section, cases)
-    report.PAGE.write_text(report.page(everything), encoding="utf-8")
+        report.save(section, cases)
 
 
 def main() -> None:

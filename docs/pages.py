@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 from draftconf.conformance.catalogue.descriptions import Described, boundaries, methods  # noqa: E402
 from draftconf.conformance.catalogue.faults import FAULTS  # noqa: E402
 from draftconf.conformance.options import OPTIONS  # noqa: E402
+from reports.pages import PAGES  # noqa: E402
 
 PACKAGES = ("reference", "conformance", "fast")
 
@@ -26,9 +27,16 @@ def main(folder: str) -> None:
     out.mkdir(parents=True)
     written = {"index.md": (ROOT / "README.md").read_text(encoding="utf-8")}
     written |= {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+    written |= {Path(page.path).name: measured(page.path, page.stale()) for page in PAGES}
     written |= {"stages.md": stages(), "options.md": options(), "faults.md": faults(), "modules.md": modules()}
     for name, text in written.items():
         (out / name).write_text(within(text, set(written)), encoding="utf-8")
+
+
+def measured(path: str, stale: str) -> str:
+    """A generated page; where this suite, or what it judges, is another one by now, its first paragraph says so."""
+    head, rest = (ROOT / path).read_text(encoding="utf-8").split("\n", 1)
+    return f"{head}\n\n*{stale}.*\n{rest}" if stale else f"{head}\n{rest}"
 
 
 def within(text: str, pages: set[str]) -> str:
@@ -104,8 +112,8 @@ def modules() -> str:
 def module(path: Path) -> list[str]:
     """Its docstring, and a line for each public function and class."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    told = ast.get_docstring(tree)
-    if not told:
+    docstring = ast.get_docstring(tree)
+    if not docstring:
         return []
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     lines = [
@@ -115,7 +123,7 @@ def module(path: Path) -> list[str]:
         and not node.name.startswith("_")
         and ast.get_docstring(node)
     ]
-    return [f"### {name}", fenced(told), *(["\n".join(lines)] if lines else [])]
+    return [f"### {name}", fenced(docstring), *(["\n".join(lines)] if lines else [])]
 
 
 def arguments(node) -> str:

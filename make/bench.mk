@@ -1,4 +1,4 @@
-# Side by side in one process: ours, the peers, and what bounds them. BENCHMARKS.md and benchmarks/results.json.
+# Side by side in one process: ours, the peers, and what bounds them. reports/BENCHMARKS.md.
 #   make bench [SECTIONS="loss mx"] [RUNS=7]
 #   make bench-gpu                            on CUDA; without a GPU it says so and writes nothing
 RUNS ?= 7

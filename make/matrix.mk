@@ -1,4 +1,4 @@
-# Public packages under test, each in an environment of its own below .venvs: MATRIX.md and matrix.json.
+# Public packages under test, each in an environment of its own below .venvs: reports/MATRIX.md.
 #   make matrix                               all of them
 #   make matrix PACKAGES="torchao gfloat"     these two; the rows of the others stay
 PACKAGES ?=

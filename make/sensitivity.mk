@@ -1,4 +1,4 @@
-# The smallest fault that the walk still catches, by stage and policy: docs/sensitivity.md (about a minute).
+# The smallest fault that the walk still catches, by stage and policy: reports/SENSITIVITY.md (about a minute).
 .PHONY: sensitivity
 sensitivity: $(VENV)/.installed
-	$(VENV)/bin/python -m draftconf.conformance.evidence.sensitivity docs/sensitivity.md
+	$(VENV)/bin/python -m draftconf.conformance.evidence.sensitivity reports/data/sensitivity.json reports/SENSITIVITY.md

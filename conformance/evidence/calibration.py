@@ -3,25 +3,27 @@
 A run is one unroll of one twin (policy, layout, case, seed) and the walk along it, with the gradients end to end. Any
 alarm is a defect of the suite. A worst ratio far below the expected one says that the bound is too wide.
 
-    python -m draftconf.conformance.evidence.calibration docs/calibration.md --seeds 4 --processes 2
+    python -m draftconf.conformance.evidence.calibration --data FILE.json --page FILE.md --seeds 4 --processes 2
 """
 
 import argparse
 import os
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import log, sqrt
 from multiprocessing import get_context
-from pathlib import Path
 
 from draftconf.reference.bounds import LAMBDA
 from draftconf.reference.config import kind_of
 
 from ..checks.cases import unroll_cases
 from ..checks.unroll import UnrollRun
+from ..checks.walk import Walk
 from ..judging.bias import BIAS_LIMIT
 from ..protocol.loading import load
 from ..protocol.subject import Subject
+from ..report import files
+from ..report.fingerprint import measured, measured_with
 from .twins import TWINS, by_policy
 
 BINS = 10  # of error over bound, from 0 to 1; an alarm counts in the last
@@ -53,8 +55,12 @@ class Tally:
             self.worst, self.twin = ratio, twin
 
     def expected(self) -> float:
-        """The largest of so many ratios, were every rounding uniform: sqrt(2 ln N) / (sqrt(3) lambda)."""
-        return sqrt(2 * log(max(self.compared, 2))) / (sqrt(3) * LAMBDA)
+        return expected(self.compared)
+
+
+def expected(compared: int) -> float:
+    """The largest of so many ratios, were every rounding uniform: sqrt(2 ln N) / (sqrt(3) lambda)."""
+    return sqrt(2 * log(max(compared, 2))) / (sqrt(3) * LAMBDA)
 
 
 @dataclass
@@ -88,31 +94,32 @@ class Thinning(Subject):
 def run(task: tuple) -> Population:
     """One twin on every case of one policy, layout and seed."""
     name, policy, layout, seed = task
-    twin, found = next(t for t in TWINS if t.name == name), Population()
+    twin, all_cases = next(t for t in TWINS if t.name == name), Population()
     with twin.change():
         subject = Thinning(twin)
         for case in unroll_cases():
             walked = UnrollRun(subject, case, subject.description.choices_for(layout), policy, seed)
-            count(found, walked.walk, policy, f"{name}, {layout}, {case.name}, seed {seed}")
+            count(all_cases, walked.walk, policy, f"{name}, {layout}, {case.name}, seed {seed}")
         subject.stop()
-    return found
+    return all_cases
 
 
-def count(found: Population, walk, policy: str, where: str) -> None:
-    found.runs += 1
+def count(population: Population, walk: Walk, policy: str, where: str) -> None:
+    """Add what one walk measured."""
+    population.runs += 1
     for edge in walk.edges:
         if not edge.ok:
-            found.alarms.append(f"{policy}, {where}: step {edge.step}, {edge.stage} ({edge.quantity})")
+            population.alarms.append(f"{policy}, {where}: step {edge.step}, {edge.stage} ({edge.quantity})")
         if edge.comparison:
             key = policy, kind_of(edge.stage), edge.quantity
-            found.tallies[key].add(edge.comparison.compared, edge.comparison.ratio, where)
+            population.tallies[key].add(edge.comparison.compared, edge.comparison.ratio, where)
     for (stage, quantity), pool in walk.bias.items():
         z = None if any(edge.hidden for edge in walk.of(stage, quantity)) else pool.z()
         if z is not None:
-            tally = found.tallies[policy, stage, quantity]
+            tally = population.tallies[policy, stage, quantity]
             tally.bias = max(tally.bias, abs(z))
             if abs(z) > BIAS_LIMIT:
-                found.alarms.append(f"{policy}, {where}: bias of {stage} ({quantity}) is {z:.3g}")
+                population.alarms.append(f"{policy}, {where}: bias of {stage} ({quantity}) is {z:.3g}")
 
 
 def tasks(seeds: range, policies=("float64", "float32", "bfloat16"), layouts=("mtp", "eagle3")) -> list[tuple]:
@@ -121,57 +128,73 @@ def tasks(seeds: range, policies=("float64", "float32", "bfloat16"), layouts=("m
 
 def population(work: list[tuple], processes: int = 1) -> Population:
     """All runs, over so many processes."""
-    found = Population()
+    runs = Population()
     if processes <= 1:
         for task in work:
-            found.merge(run(task))
-        return found
+            runs.merge(run(task))
+        return runs
     os.environ["OMP_NUM_THREADS"] = "1"
     with get_context("spawn").Pool(processes) as pool:
         for part in pool.imap_unordered(run, work, chunksize=1):
-            found.merge(part)
-    return found
+            runs.merge(part)
+    return runs
 
 
-def markdown(found: Population) -> str:
+# -- CALIBRATION.md ----------------------------------------------------------------------------------------------------
+
+KEY = ("policy", "stage", "quantity")
+
+
+def everything(population: Population) -> dict:
+    """What the page is rendered from."""
+    tallies = [dict(zip(KEY, key, strict=True)) | asdict(tally) for key, tally in sorted(population.tallies.items())]
+    return {
+        **measured(),
+        "twins": len(TWINS),
+        "bias_limit": BIAS_LIMIT,
+        "runs": population.runs,
+        "alarms": population.alarms,
+        "tallies": tallies,
+    }
+
+
+def markdown(data: dict) -> str:
     lines = [
         "# Calibration: the bounds against honest twins",
         "",
-        f"{found.runs} runs of {len(TWINS)} honest twins of `fast` (conformance/evidence/twins.py):",
-        f"{len(found.alarms)} false alarms. Generated by `make calibrate`. *worst* is the largest error over its",
+        f"{data['runs']} runs of {data['twins']} honest twins of `fast` (conformance/evidence/twins.py):",
+        f"{len(data['alarms'])} false alarms. Generated by `make calibrate`. *worst* is the largest error over its",
         "bound; *expected* what the largest of so many independent uniform roundings would show, where a stage is",
         "all accumulation. A stage whose own rounding to storage dominates reaches 1, one whose sums are exact",
-        f"(products of few-bit values) 0. *bias* is the largest |z|, limit {BIAS_LIMIT:.2f}.",
+        f"(products of few-bit values) 0. *bias* is the largest |z|, limit {data['bias_limit']:.2f}.",
+        measured_with(data),
     ]
-    lines += ["", *(f"- {alarm}" for alarm in found.alarms)] if found.alarms else []
-    for policy in dict.fromkeys(key[0] for key in sorted(found.tallies)):
-        lines += [
-            "",
-            f"## {policy}",
-            "",
-            "| stage | quantity | compared | worst | expected | bias | arrays by tenths of the bound | worst in |",
-        ]
-        lines.append("|---|---|---|---|---|---|---|---|")
-        for (_, stage, quantity), tally in sorted((k, t) for k, t in found.tallies.items() if k[0] == policy):
-            lines.append(
-                f"| {stage} | {quantity} | {tally.compared} | {tally.worst:.2g} | {tally.expected():.2g} | "
-                f"{tally.bias:.2g} | {' '.join(map(str, tally.histogram))} | {tally.twin} |"
-            )
+    lines += ["", *(f"- {alarm}" for alarm in data["alarms"])] if data["alarms"] else []
+    head = "| stage | quantity | compared | worst | expected | bias | arrays by tenths of the bound | worst in |"
+    for policy in dict.fromkeys(tally["policy"] for tally in data["tallies"]):
+        lines += ["", f"## {policy}", "", head, "|---|---|---|---|---|---|---|---|"]
+        lines += [row(tally) for tally in data["tallies"] if tally["policy"] == policy]
     return "\n".join(lines) + "\n"
+
+
+def row(tally: dict) -> str:
+    numbers = (f"{x:.2g}" for x in (tally["worst"], expected(tally["compared"]), tally["bias"]))
+    histogram = " ".join(map(str, tally["histogram"]))
+    cells = [tally["stage"], tally["quantity"], str(tally["compared"]), *numbers, histogram, tally["twin"]]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file")
+    parser.add_argument("--data", required=True, metavar="FILE.json")
+    parser.add_argument("--page", required=True, metavar="FILE.md")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    found = population(tasks(range(options.seeds)), options.processes)
-    target = Path(options.file)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.write_text(markdown(found), encoding="utf-8")
-    partial.replace(target)
-    print(f"{found.runs} runs, {len(found.alarms)} false alarms")
+    data = everything(population(tasks(range(options.seeds)), options.processes))
+    files.write(options.data, files.as_rows(data))
+    files.write(options.page, markdown(data))
+    print(f"{data['runs']} runs, {len(data['alarms'])} false alarms")
 
 
 if __name__ == "__main__":

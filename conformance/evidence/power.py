@@ -1,34 +1,39 @@
 """Whether the suite could have failed: mutants, null adapters and honest twins of ``fast`` against it.
 
-python -m draftconf.conformance.evidence.power POWER.md            everything, with power.json beside it
-python -m draftconf.conformance.evidence.power --only NAME ...     these mutants or areas, on the terminal
+python -m draftconf.conformance.evidence.power --data FILE.json --page FILE.md   everything
+python -m draftconf.conformance.evidence.power --only NAME ...                   these mutants or areas, on the terminal
 """
 
 import argparse
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from ..adapters.fast import POLICIES, FastAdapter
 from ..checks import plan as checks
 from ..protocol.result import AdapterError, NotOffered, Result
 from ..protocol.subject import Subject
-from ..report import results
-from .mutants import MUTANTS, Mutant
+from ..report import files, results
+from ..report.fingerprint import measured
+from .mutants import MUTANTS, NOT_EXPRESSIBLE, Mutant
+from .mutants.core import everywhere
+from .mutants.precision import stochastic_stores
 from .nulls import NULLS, Previous
+from .power_report import digest, markdown
+from .twins import TWINS, Twin
 
 KINDS = ("trace", "stage", "end_to_end")
 LAYOUTS = ("mtp", "eagle3")
 
 
-def subject_for(layout: str, policy: str, choices=None, formats=None, kind=Subject) -> Subject:
+def subject_for(
+    layout: str, policy: str, choices: Mapping | None = None, formats: Mapping | None = None, kind: Callable = Subject
+) -> Subject:
     """``fast`` that declares just this layout, policy and these choices, as a subject of class ``kind``."""
-    from ..adapters.fast import POLICIES, FastAdapter
-
     fast = FastAdapter("eager")  # whose functions the mutants change
     fast.layouts, fast.choices = [layout], dict(choices or {})
     fast.formats = POLICIES[policy] | (formats or {})
@@ -44,8 +49,8 @@ def outcome_of(check, subject) -> dict:
     except NotOffered as reason:
         return entry | results.EMPTY | {"verdict": "not offered", "message": str(reason), "extra": {}}
     except AdapterError as error:
-        said = {"verdict": error.verdict, "message": str(error) + error.details, "extra": {}}
-        return entry | results.EMPTY | said
+        ended = {"verdict": error.verdict, "message": str(error) + error.details, "extra": {}}
+        return entry | results.EMPTY | ended
 
 
 def outcomes(subject, kinds: Iterable[str], *, methods=(), cases=(), seed: int = 0) -> list[dict]:
@@ -54,8 +59,9 @@ def outcomes(subject, kinds: Iterable[str], *, methods=(), cases=(), seed: int =
     return [outcome_of(check, subject) for check in wanted]
 
 
-def faults(subject, found: list[dict]) -> list[dict]:
-    return results.faults({"subject": {"policies": list(subject.description.policies)}, "checks": found})
+def faults(subject: Subject, checks: list[dict]) -> list[dict]:
+    """Those of ``checks`` that fail, the first in data order first."""
+    return results.faults({"subject": {"policies": list(subject.description.policies)}, "checks": checks})
 
 
 # -- mutants -----------------------------------------------------------------------------------------------------------
@@ -63,7 +69,7 @@ def faults(subject, found: list[dict]) -> list[dict]:
 
 @dataclass
 class Verdict:
-    """What the suite said of a mutant: the first fault, and which way it was seen."""
+    """What the suite makes of a mutant: the first fault, and which way it shows."""
 
     name: str
     killed: bool = False
@@ -82,14 +88,15 @@ def run_mutant(mutant: Mutant, seed: int = 0) -> Verdict:
     for kind in ("stage",) if mutant.methods else KINDS:
         with mutant.change():
             subject = subject_for(mutant.layout, mutant.policy, mutant.choices)
-            found = faults(subject, outcomes(subject, (kind,), methods=mutant.methods, seed=seed))
-        if found:
-            return blamed(mutant, kind, found)
+            failing = faults(subject, outcomes(subject, (kind,), methods=mutant.methods, seed=seed))
+        if failing:
+            return blamed(mutant, kind, failing)
     return Verdict(mutant.name)
 
 
-def blamed(mutant: Mutant, kind: str, found: list[dict]) -> Verdict:
-    first = found[0]
+def blamed(mutant: Mutant, kind: str, failing: list[dict]) -> Verdict:
+    """The blame of the first of the failing checks, held against the one that the mutant must get."""
+    first = failing[0]
     stage, direction, step = results.blamed_stage(first), direction_of(first), first["first_step"]
     directions = ("forward", "backward") if mutant.direction == "graph" else (mutant.direction,)
     right = (
@@ -98,7 +105,7 @@ def blamed(mutant: Mutant, kind: str, found: list[dict]) -> Verdict:
         and mutant.step in (None, step)
         and mutant.says in first["message"]
     )
-    return Verdict(mutant.name, True, kind, first["id"], stage, direction, step, right, len(found), first["message"])
+    return Verdict(mutant.name, True, kind, first["id"], stage, direction, step, right, len(failing), first["message"])
 
 
 DECISIONS = ("decision", "experts", "mx_input", "mx_hidden", "below")
@@ -141,25 +148,25 @@ def run_null(name: str, layout: str, policy: str = "float32", cases=()) -> NullV
     subject = NULLS[name](subject_for(layout, policy))
     if isinstance(subject, Previous):
         outcomes(subject, KINDS, cases=cases, seed=1)
-    found = [check for check in outcomes(subject, KINDS, cases=cases) if check["verdict"] != "not offered"]
+    ran = [check for check in outcomes(subject, KINDS, cases=cases) if check["verdict"] != "not offered"]
     verdicts: dict[str, set] = {}
-    for check in found:
+    for check in ran:
         verdicts.setdefault(check["stage"] if check["kind"] == "stage" else "unroll", set()).add(check["verdict"])
-    escaped = sorted(method for method, seen in verdicts.items() if not seen & set(results.FAULTS))
-    for check in found:
+    escaped = sorted(method for method, theirs in verdicts.items() if not theirs & set(results.FAULTS))
+    for check in ran:
         if check["kind"] == "end_to_end" and check["verdict"] == "pass" and not check["id"].startswith(FROZEN):
             escaped.append(check["id"])
-    count = Counter(check["verdict"] for check in found)
+    count = Counter(check["verdict"] for check in ran)
     failed = sum(count[verdict] for verdict in results.FAULTS)
-    return NullVerdict(name, layout, len(found), failed, count["undecided"], escaped, always_right(found))
+    return NullVerdict(name, layout, len(ran), failed, count["undecided"], escaped, always_right(ran))
 
 
-def always_right(found: list[dict]) -> list[str]:
+def always_right(checks: list[dict]) -> list[str]:
     """What passed wherever it was asked: stage or method, quantity, and look."""
     asked: dict[str, set] = {}
-    for check in found:
+    for check in checks:
         asked.setdefault(f"{check['stage']}.{check['quantity']} ({check['kind']})", set()).add(check["verdict"])
-    return sorted(what for what, seen in asked.items() if seen == {"pass"})
+    return sorted(what for what, verdicts in asked.items() if verdicts == {"pass"})
 
 
 # -- honest twins ------------------------------------------------------------------------------------------------------
@@ -179,10 +186,6 @@ class Honest:
 
 def honest_twins() -> list:
     """The population of conformance.twins, and stochastic rounding for those who declare it."""
-    from .mutants.core import everywhere
-    from .mutants.precision import stochastic_stores
-    from .twins import TWINS, Twin
-
     return [
         *TWINS,
         Twin("stochastic rounding", lambda: everywhere("linear", stochastic_stores), policies=("bfloat16",)),
@@ -195,9 +198,9 @@ def run_honest(task: tuple) -> Honest:
     formats = {"rounding": "stochastic"} if name == "stochastic rounding" else {}
     with twin.change():
         subject = subject_for(layout, policy, formats=formats, kind=partial(Thinned, twin.trace))
-        found = outcomes(subject, (kind,), seed=seed)
-    alarms = [f"{name}, seed {seed}: {check['id']}: {check['message']}" for check in faults(subject, found)]
-    return Honest(name, layout, policy, len({check["case"] for check in found}), len(found), alarms)
+        ran = outcomes(subject, (kind,), seed=seed)
+    alarms = [f"{name}, seed {seed}: {check['id']}: {check['message']}" for check in faults(subject, ran)]
+    return Honest(name, layout, policy, len({check["case"] for check in ran}), len(ran), alarms)
 
 
 class Thinned(Subject):
@@ -253,43 +256,54 @@ def select(names: Iterable[str]) -> list[Mutant]:
     return [m for m in MUTANTS if not chosen or {m.name, m.area} & chosen]
 
 
-def shown(mutant: Mutant, verdict: Verdict) -> str:
+def line(mutant: Mutant, verdict: Verdict) -> str:
+    """One mutant on the terminal."""
     if not verdict.killed:
         return f"survived  {mutant.name}"
-    seen = f"{verdict.stage} {verdict.direction} {verdict.step}, {verdict.check}: {verdict.message[:200]}"
+    blame = f"{verdict.stage} {verdict.direction} {verdict.step}, {verdict.check}: {verdict.message[:200]}"
     if verdict.right:
-        return f"right     {mutant.name}: {seen}"
-    return f"WRONG     {mutant.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}, got {seen}"
+        return f"right     {mutant.name}: {blame}"
+    return f"WRONG     {mutant.name}: wanted {mutant.stage} {mutant.direction} {mutant.step}, got {blame}"
 
 
-def write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.partial")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+def mutant_entry(mutant: Mutant, verdict: Verdict) -> dict:
+    """A mutant and its verdict, in JSON's types."""
+    facts = {name: value for name, value in vars(mutant).items() if name not in ("change", "says")}
+    facts |= {"choices": dict(mutant.choices), "methods": list(mutant.methods)}
+    return facts | {"verdict": asdict(verdict)}
+
+
+def everything(mutants: list[dict], nulls: Iterable[NullVerdict], honest: Iterable[Honest]) -> dict:
+    """What POWER.md is rendered from."""
+    return {
+        **measured(),
+        "mutants": mutants,
+        "not_expressible": NOT_EXPRESSIBLE,
+        "nulls": [asdict(each) for each in nulls],
+        "honest": [asdict(each) for each in honest],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("report", nargs="?", type=Path)
+    parser.add_argument("--data", type=Path, metavar="FILE.json")
+    parser.add_argument("--page", type=Path, metavar="FILE.md")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    mutants, verdicts = select(options.only), []
+    mutants, entries = select(options.only), []
     for mutant, verdict in zip(mutants, spread(_mutant, [m.name for m in mutants], options.processes), strict=True):
-        verdicts.append(verdict)
-        print(shown(mutant, verdict), flush=True)
-    if options.report is None:
+        entries.append(mutant_entry(mutant, verdict))
+        print(line(mutant, verdict), flush=True)
+    if options.only or not (options.data and options.page):
         return
-    nulls = list(spread(_null, [(name, layout) for name in NULLS for layout in LAYOUTS], options.processes))
-    honest = list(spread(run_honest, honest_tasks(options.seeds), options.processes))
-    from .power_report import digest, markdown
-
-    write(options.report, markdown(mutants, verdicts, nulls, honest))
-    write(Path(__file__).with_name("measured_power.md"), digest(mutants, verdicts, nulls, honest))
-    everything = {"mutants": verdicts, "nulls": nulls, "honest": honest}
-    data = {name: [asdict(one) for one in part] for name, part in everything.items()}
-    write(options.report.with_name("power.json"), json.dumps(data, indent=1) + "\n")
+    nulls = spread(_null, [(name, layout) for name in NULLS for layout in LAYOUTS], options.processes)
+    honest = spread(run_honest, honest_tasks(options.seeds), options.processes)
+    data = everything(entries, nulls, honest)
+    files.write(options.data, files.as_rows(data))
+    files.write(options.page, markdown(data))
+    files.write(Path(__file__).with_name("measured_power.md"), digest(data))
 
 
 if __name__ == "__main__":

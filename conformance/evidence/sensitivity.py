@@ -3,11 +3,12 @@
 An honest run of ``fast`` is recorded once; then a fault of relative size eps is put into one stage's recorded output
 and eps is bisected until the comparison just alarms. Kinds: one element (the most sensitive one, and the median one),
 the whole tensor scaled, and a constant added to every element, in units of the tensor's root mean square. Written as a
-table in units of the declared unit roundoff: ``python -m draftconf.conformance.evidence.sensitivity FILE.md``.
+table in units of the declared unit roundoff.
+
+    python -m draftconf.conformance.evidence.sensitivity FILE.json FILE.md
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
@@ -19,8 +20,12 @@ from ..checks.unroll import UnrollRun
 from ..judging.bias import BIAS_LIMIT, Bias
 from ..judging.compare import allowance, compare
 from ..protocol.loading import load
+from ..protocol.plain import number, plain
 from ..protocol.subject import Subject
+from ..report import files
+from ..report.fingerprint import measured, measured_with
 
+TABLES = ("stages", "weights")
 KINDS = ("element, best", "element, median", "whole tensor", "added constant")
 SMALLEST, LARGEST = 1e-20, 1e3
 PREFACE = (
@@ -93,14 +98,14 @@ def thresholds(run: UnrollRun) -> dict[tuple[str, str], dict]:
         each = np.concatenate([element_thresholds(a, e, p, run.formats, v) for a, e, p, v in entries])
         if each.size == 0:
             continue
-        found = {
+        least = {
             "element, best": float(each.min()),
             "element, median": float(np.median(each)),
             "whole tensor": tensor_threshold(entries, run.formats, scaled),
             "added constant": tensor_threshold(entries, run.formats, shifted),
         }
         u = Arithmetic(run.formats).at((1, stage)).unit_roundoff
-        table[(stage, quantity)] = {kind: eps / u for kind, eps in found.items()}
+        table[(stage, quantity)] = {kind: eps / u for kind, eps in least.items()}
     return table
 
 
@@ -141,43 +146,54 @@ def _weight_threshold(run: UnrollRun, values: dict, name: str, nodes: list) -> f
     return bisect(caught) / Arithmetic(run.formats).at(nodes[0].key).unit_roundoff
 
 
-def tables(seed: int = 0) -> dict[tuple[str, str], tuple[dict, dict]]:
-    """The smallest thresholds over the suite's cases, of stages and of weights. Keyed by (policy, layout)."""
+def tables(seed: int = 0) -> dict[str, list[dict]]:
+    """The smallest thresholds over the suite's cases, of stages and of weights, for each policy and layout."""
     subject = Subject(load("fast"))
-    found = {}
+    stages, weights = [], []
     for policy in subject.description.policies:
         for layout in subject.description.layouts:
-            choices, best, weights = subject.description.choices_for(layout), {}, {}
-            for case in unroll_cases():
-                run = UnrollRun(subject, case, choices, policy, seed)
-                for key, row in thresholds(run).items():
-                    old = best.setdefault(key, dict(row))
-                    best[key] = {kind: min(old[kind], row[kind]) for kind in KINDS}
-                for name, eps in weight_thresholds(run).items():
-                    weights[name] = min(eps, weights.get(name, np.inf))
-            found[(policy, layout)] = best, weights
+            place = {"policy": policy, "layout": layout}
+            of_stages, of_weights = smallest(subject, policy, layout, seed)
+            stages += [
+                place | {"stage": name, "quantity": quantity} | row for (name, quantity), row in of_stages.items()
+            ]
+            weights += [place | {"weight": name, "caught from": eps} for name, eps in of_weights.items()]
     subject.stop()
-    return found
+    return {"stages": stages, "weights": weights}
 
 
-def markdown(found: dict) -> str:
-    lines = ["# Sensitivity: the smallest relative fault that the walk catches", "", *PREFACE]
-    for (policy, layout), (rows, weights) in found.items():
-        lines += ["", f"## {policy}, {layout}", "", "| stage | quantity | " + " | ".join(KINDS) + " |"]
-        lines.append("|" + " --- |" * (len(KINDS) + 2))
-        for (stage, quantity), row in rows.items():
-            lines.append(f"| {stage} | {quantity} | " + " | ".join(f"{row[kind]:.2g}" for kind in KINDS) + " |")
+def smallest(subject: Subject, policy: str, layout: str, seed: int) -> tuple[dict, dict]:
+    """Over all cases: (stage, quantity) -> kind -> threshold, and weight -> threshold."""
+    choices, stages, weights = subject.description.choices_for(layout), {}, {}
+    for case in unroll_cases():
+        run = UnrollRun(subject, case, choices, policy, seed)
+        for key, row in thresholds(run).items():
+            former = stages.setdefault(key, dict(row))
+            stages[key] = {kind: min(former[kind], row[kind]) for kind in KINDS}
+        for name, eps in weight_thresholds(run).items():
+            weights[name] = min(eps, weights.get(name, np.inf))
+    return stages, weights
+
+
+def markdown(data: dict) -> str:
+    lines = ["# Sensitivity: the smallest relative fault that the walk catches", "", *PREFACE, measured_with(data)]
+    for policy, layout in dict.fromkeys((row["policy"], row["layout"]) for row in data["stages"]):
+        here = {name: [r for r in data[name] if (r["policy"], r["layout"]) == (policy, layout)] for name in TABLES}
+        lines += ["", f"## {policy}, {layout}", ""]
+        lines += ["| stage | quantity | " + " | ".join(KINDS) + " |", "|" + " --- |" * (len(KINDS) + 2)]
+        for row in here["stages"]:
+            cells = [row["stage"], row["quantity"], *(f"{number(row[kind]):.2g}" for kind in KINDS)]
+            lines.append(f"| {' | '.join(cells)} |")
         lines += ["", "| one weight of | caught from |", "| --- | --- |"]
-        lines += [f"| {name} | {eps:.2g} |" for name, eps in weights.items()]
+        lines += [f"| {row['weight']} | {number(row['caught from']):.2g} |" for row in here["weights"]]
     return "\n".join(lines) + "\n"
 
 
-def main(path: str) -> None:
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.write_text(markdown(tables()), encoding="utf-8")
-    partial.replace(target)
+def main(data_file: str, page: str) -> None:
+    data = measured() | plain(tables())
+    files.write(data_file, files.as_rows(data))
+    files.write(page, markdown(data))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

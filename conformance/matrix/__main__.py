@@ -1,4 +1,4 @@
-"""conform matrix [PACKAGE ...]: build the environments, run the packages, write MATRIX.md and matrix.json."""
+"""conform matrix [PACKAGE ...]: build the environments, run the packages, write reports/MATRIX.md and its data."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from .packages import PACKAGES
 from .running import Runner, settled
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, DATA = "MATRIX.md", "matrix.json"
+PAGE, DATA = "reports/MATRIX.md", "reports/data/matrix.json"
 MISTAKE = 2
 
 
@@ -85,16 +85,16 @@ def run(chosen: list, files: tuple, runner: Runner, packages) -> int:
 
 def lines(row: dict) -> list[str]:
     """What became of a package, for the terminal."""
-    said = [f"  not run: {row['message']}"] if row["message"] else []
+    parts = [f"  not run: {row['message']}"] if row["message"] else []
     for entry in row["adapters"]:
         name = page.short(entry["adapter"])
         ran = [f"{stage} {page.cell(counts).replace('*', '')}" for stage, counts in entry.get("stages", {}).items()
                if page.cell(counts) != "-"]  # fmt: skip
-        said.append(f"  {name}: {'not run: ' + entry['message'] if entry['message'] else ', '.join(ran) or 'nothing'}")
+        parts.append(f"  {name}: {'not run: ' + entry['message'] if entry['message'] else ', '.join(ran) or 'nothing'}")
     for finding in row["findings"]:
         state = {True: "reproduced", False: "NOT reproduced", None: "no answer"}[finding["reproduced"]]
-        said.append(f"  {finding['script']}: {state}; {len(finding['checks'])} checks")
-    return said + [f"  unexplained: {each.replace('`', '')}" for each in page.listed(row["unexplained"])]
+        parts.append(f"  {finding['script']}: {state}; {len(finding['checks'])} checks")
+    return parts + [f"  unexplained: {each.replace('`', '')}" for each in page.listed(row["unexplained"])]
 
 
 if __name__ == "__main__":

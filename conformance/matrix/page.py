@@ -16,7 +16,7 @@ INTRODUCTION = """\
 
 Public packages under test, each with the adapters and pins that this repository holds. Every package is judged against
 the rule that it documents and its adapter declares; whether that is OCP's default is said apart. `make matrix` writes
-this page and `matrix.json`; `make matrix PACKAGES="torchao gfloat"` brings these two up to date and leaves the others.
+this page and `data/matrix.json`; `make matrix PACKAGES="torchao gfloat"` measures these two anew and leaves the others.
 
 A cell has the number of checks: *pass*; *fail* with those that failed of those that ran, an exception, a crash and a
 call without an end among them; *undecided* where honest rounding spreads wider than a verdict needs; and - for a stage
@@ -122,12 +122,12 @@ def cell(counts: dict) -> str:
 def suites(rows: list[dict]) -> str:
     """By which version of the suite, where that is not the same for all."""
     known = dict.fromkeys((row["suite"]["version"], row["suite"]["hash"]) for row in rows)
-    said = [f"suite {version} ({digest})" for version, digest in known]
-    if len(said) < 2:
-        return f"All by {said[0]}." if said else ""
+    names = [f"suite {version} ({digest})" for version, digest in known]
+    if len(names) < 2:
+        return f"All by {names[0]}." if names else ""
     named = [
         f"{', '.join(row['name'] for row in rows if tuple(row['suite'].values()) == each)} by {text}"
-        for each, text in zip(known, said, strict=True)
+        for each, text in zip(known, names, strict=True)
     ]
     return f"Not all by the same suite: {'; '.join(named)}."
 
@@ -147,7 +147,7 @@ def section(row: dict) -> str:
     lines += ["", "```", *commands(row), "```", ""]
     lines += [
         *walks(row),
-        *(line for finding in row["findings"] for line in told(finding, row["name"])),
+        *(line for finding in row["findings"] for line in finding_lines(finding, row["name"])),
         *unexplained(row),
     ]
     if not (row["message"] or row["findings"] or row["unexplained"] or any(e["message"] for e in row["adapters"])):
@@ -160,15 +160,17 @@ def declared(entry: dict) -> str:
     start = f"- `{entry['adapter']}`"
     if entry["message"]:
         return f"{start}: not run: {entry['message']}"
-    said = [f"scale rule {rule(entry)}"] if entry["scale_rule"] else []
-    said += [f"{key} {value}" for key, value in entry["choices"].items() if key != "mx_scale_rule"]
+    parts = [f"scale rule {rule(entry)}"] if entry["scale_rule"] else []
+    parts += [f"{key} {value}" for key, value in entry["choices"].items() if key != "mx_scale_rule"]
     if entry["silent"]:
-        said.append(f"handled otherwise where OCP is silent: {', '.join(entry['silent'])}")
+        parts.append(f"handled otherwise where OCP is silent: {', '.join(entry['silent'])}")
     counts = [entry["stages"][stage] for stage in entry["stages"]]
     passed, failed = (sum(each.get(status, 0) for each in counts) for status in ("passed", "failed"))
     ran = f"{passed} passed, {failed} failed" + ("" if entry["complete"] else ", a part of the plan")
     notes = "".join(f"\n  - {note}" for note in [*entry["problems"], *entry["notes"]])
-    return f"{start}: {'; '.join(said) or 'all choices default'}; policies {', '.join(entry['policies'])}: {ran}{notes}"
+    return (
+        f"{start}: {'; '.join(parts) or 'all choices default'}; policies {', '.join(entry['policies'])}: {ran}{notes}"
+    )
 
 
 def commands(row: dict) -> list[str]:
@@ -198,7 +200,7 @@ STATES = {
 }
 
 
-def told(finding: dict, package: str) -> list[str]:
+def finding_lines(finding: dict, package: str) -> list[str]:
     """A finding: the sentence, the smallest input, the size, the checks, the script and what it printed."""
     slug = Path(finding["script"]).stem.removeprefix(package.replace("-", "_") + "_").replace("_", " ")
     lines = [f"### {slug}", "", finding["sentence"], "", STATES[finding["reproduced"]] + finding["message"], ""]
@@ -218,7 +220,7 @@ def told(finding: dict, package: str) -> list[str]:
     else:
         lines += ["- **No failing check of this run shows it.**", ""]
     name = finding["script"]
-    lines += [f"[{name}](conformance/matrix/findings/{name}):", "", "```python", finding["source"], "```", ""]
+    lines += [f"[{name}](../conformance/matrix/findings/{name}):", "", "```python", finding["source"], "```", ""]
     return [*lines, "```", finding["output"], "```", ""] if finding["output"] else lines
 
 

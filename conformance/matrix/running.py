@@ -39,14 +39,14 @@ class Runner:
         row = {"name": package.name, "documented": package.documented, "bases": list(package.bases), "message": "",
                "variables": package.variables, "suite": {k: suite()[k] for k in ("version", "hash")},
                "stage": self.stage, "adapters": [], "findings": [], "unexplained": []}  # fmt: skip
-        found = scripts.scripts_of(package, self.packages, self.findings)
+        findings = scripts.scripts_of(package, self.packages, self.findings)
         try:
             place = self.builder.build(package)
         except BuildError as error:
             return row | {"message": str(error)}
         row["adapters"] = [self._adapter(package, adapter, place) for adapter in package.adapters]
-        ran = [script_entry(each, scripts.run(each, place, package.variables)) for each in found]
-        return row | grouped(row["adapters"], list(zip(found, ran, strict=True)))
+        ran = [script_entry(each, scripts.run(each, place, package.variables)) for each in findings]
+        return row | grouped(row["adapters"], list(zip(findings, ran, strict=True)))
 
     def _adapter(self, package: Package, adapter: str, place: Path) -> dict:
         results = self.out / package.name / f"{''.join(c if c.isalnum() else '_' for c in adapter)}.json"
@@ -64,9 +64,9 @@ class Runner:
 
 def reason(done) -> str:
     """Why pytest left no results: the sentence that it ended with."""
-    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    told = [line for line in said if "cannot be loaded" in line or line.startswith("ERROR")] or said[-1:]
-    return (told[0].removeprefix("ERROR:").strip() if told else "") or f"pytest ended with {done.returncode}"
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    errors = [line for line in lines if "cannot be loaded" in line or line.startswith("ERROR")] or lines[-1:]
+    return (errors[0].removeprefix("ERROR:").strip() if errors else "") or f"pytest ended with {done.returncode}"
 
 
 def compact(adapter: str, results: dict) -> dict:
@@ -80,6 +80,7 @@ def compact(adapter: str, results: dict) -> dict:
         "name": subject["name"],
         "version": subject["version"],
         "url": subject["url"],
+        **({"hash": subject["hash"]} if "hash" in subject else {}),
         "scale_rule": rule,
         "ocp_default": None if rule is None else rule == OCP_RULE,
         "choices": subject["choices"],
@@ -154,19 +155,19 @@ def left_open(check_id: str) -> bool:
 
 def smallest(shows: list[tuple]) -> dict | None:
     """The shortest of the inputs that the suite shrank, and what was found there."""
-    told = []
+    inputs = []
     for adapter, check in shows:
         what, there, rest = check["message"].partition(SMALLEST)
         if there:
-            told.append(
+            inputs.append(
                 {"adapter": adapter, "id": check["id"], "input": rest.partition(" (OCP is silent")[0], "found": what}
             )
-    return min(told, key=lambda each: (len(each["input"]), each["input"]), default=None)
+    return min(inputs, key=lambda each: (len(each["input"]), each["input"]), default=None)
 
 
 def worst(shows: list[tuple]) -> dict | None:
     """The check with the largest error over its bound."""
-    size = lambda shown: float("inf") if (r := number(shown[1]["ratio"])) != r else -1.0 if r is None else r  # noqa: E731
+    size = lambda pair: float("inf") if (r := number(pair[1]["ratio"])) != r else -1.0 if r is None else r  # noqa: E731
     if not shows:
         return None
     adapter, check = max(shows, key=size)

@@ -80,6 +80,7 @@ def notes(old: dict, new: dict) -> list[str]:
     about = {
         "adapter": lambda r: r["subject"]["adapter"],
         "version": lambda r: f"{r['subject']['name']} {r['subject']['version']}".strip(),
+        "subject": lambda r: r["subject"].get("hash") or "no hash",
         "suite": lambda r: f"{r['suite']['version']} ({r['suite']['hash']})",
         "seed": lambda r: r["seed"],
         "stages": lambda r: r["selection"]["stage"] or "all",

@@ -69,6 +69,7 @@ def _overview(results: dict) -> str:
         ("layouts", ", ".join(subject["layouts"])),
         ("offers", ", ".join(subject["offers"]) or "nothing"),
         ("suite", f"{about['version']}, content {about['hash']}, protocol {about['protocol']}"),
+        ("subject", f"content {subject['hash']}" if "hash" in subject else ""),
         ("seed", results["seed"]),
         ("versions", ", ".join(f"{name} {value}" for name, value in results["environment"].items() if value)),
         ("process of its own", _isolation(results["isolation"])),

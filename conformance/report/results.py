@@ -1,9 +1,10 @@
 """The outcome of a run as one dictionary, from which terminal, results.json and REPORT.md are all rendered."""
 
 import math
+from collections.abc import Container
 
 from ..protocol.plain import number, plain
-from .fingerprint import suite
+from .fingerprint import subject_hash, suite
 from .repeat import repeat
 from .schema import validate, validate_check
 
@@ -56,21 +57,16 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
 
     ``isolation`` is what protocol.limits.Limits says of itself; ``deviations`` judges the entries of a file.
     """
-    checks = []
-    for entry in plan:
-        default = "lost" if entry["id"] in selected else "deselected"
-        outcome = outcomes.get(entry["id"]) or EMPTY | {"verdict": default, "extra": {}}
-        if outcome["verdict"] == "lost":
-            outcome = outcome | {"message": outcome["message"] or "no result came back"}
-        checks.append(entry | outcome)
+    isolation = isolation or IN_PROCESS
+    checks = [entry | _outcome(entry["id"], outcomes, selected) for entry in plan]
     results = {
         "schema": 1,
         "suite": suite(),
-        "subject": {"adapter": adapter} | plain(subject),
+        "subject": _subject(adapter, plain(subject), isolation),
         "environment": env,
         "seed": seed,
         "selection": {**selection, "selected": len(selected)},
-        "isolation": isolation or IN_PROCESS,
+        "isolation": isolation,
         "counts": _counts(checks),
         "compared": sum(check["compared"] for check in checks),
         "decisions": sum_decisions(checks),
@@ -79,11 +75,24 @@ def build(*, plan: list[dict], outcomes: dict, selected, subject: dict, adapter:
         "checks": checks,
     }
     _keep_some_operands(results)
-    results["complete"] = _complete(results)
-    results["verdict"] = _verdict(results)
-    results["first_fault"] = _first_fault(results)
+    results |= {"complete": _complete(results), "verdict": _verdict(results), "first_fault": _first_fault(results)}
     validate(results)
     return results
+
+
+def _outcome(check_id: str, outcomes: dict, selected: Container[str]) -> dict:
+    """What came back for a check; what its absence means, if nothing did."""
+    default = "lost" if check_id in selected else "deselected"
+    outcome = outcomes.get(check_id) or EMPTY | {"verdict": default, "extra": {}}
+    if outcome["verdict"] == "lost":
+        return outcome | {"message": outcome["message"] or "no result came back"}
+    return outcome
+
+
+def _subject(adapter: str, subject: dict, isolation: dict) -> dict:
+    """What was judged, with its hash where there is a file to be hashed."""
+    code = subject_hash(adapter, subject["version"], elsewhere=isolation["python"] is not None)
+    return {"adapter": adapter} | subject | ({"hash": code} if code else {})
 
 
 def _keep_some_operands(results: dict) -> None:
@@ -101,8 +110,8 @@ def _counts(checks: list[dict]) -> dict:
 
 
 def sum_decisions(checks: list[dict]) -> dict | None:
-    found = [check["decisions"] for check in checks if check["decisions"]]
-    return {key: sum(each[key] for each in found) for key in DECISIONS} if found else None
+    counted = [check["decisions"] for check in checks if check["decisions"]]
+    return {key: sum(each[key] for each in counted) for key in DECISIONS} if counted else None
 
 
 def _complete(results: dict) -> bool:
@@ -162,10 +171,10 @@ def blamed_stage(check: dict) -> str:
 def blame(check: dict) -> str:
     """Step, stage and size of a fault in one line."""
     step = f"step {check['first_step']}, " if check["first_step"] else ""
-    blamed, seen = blamed_stage(check), check["quantity"]
+    blamed, where = blamed_stage(check), check["quantity"]
     if blamed != check["stage"] and check["verdict"] == "fail":  # a consumer's vector-Jacobian product is wrong
-        seen = f"backward, seen in the {seen} of {check['stage']}"
-    return f"{step}stage {blamed} ({seen}): {measure(check)} [{label(check)}]"
+        where = f"backward, seen in the {where} of {check['stage']}"
+    return f"{step}stage {blamed} ({where}): {measure(check)} [{label(check)}]"
 
 
 def label(check: dict) -> str:
@@ -180,6 +189,3 @@ def measure(check: dict) -> str:
         return check["message"].rstrip(".") or f"{check['verdict']}, ratio {ratio}"
     blamed = check["message"].partition("; ")[2]
     return f"error {ratio:.3g} x its bound" + (f"; {blamed}" if blamed else "")
-
-
-# -- results.schema.json ---------------------------------------------------------------------------------------------

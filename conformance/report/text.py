@@ -1,11 +1,9 @@
-"""Renderings of the results: terminal lines, results.json and REPORT.md. Nothing here decides anything."""
+"""The words of the results, for the terminal and every page: what a run is called, ends with, and shows of a check."""
 
 from ..protocol.plain import number
 from .deviations import VERDICT as DEVIATES
 from .fingerprint import suite
 from .results import FAULTS, STATUSES, label, measure
-
-# -- terminal --------------------------------------------------------------------------------------------------------
 
 
 def header(subject: dict, adapter: str, seed: int) -> list[str]:
@@ -102,6 +100,3 @@ def show(value) -> str:
 
 def pairs(mapping: dict) -> str:
     return ", ".join(f"{key} {value}" for key, value in mapping.items())
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
