@@ -53,4 +53,5 @@ def test_an_alarm_is_counted_and_named(monkeypatch):
     found = calibration.population([("as it is", "bfloat16", "eagle3", 0)])
     assert found.alarms
     assert "bias of" in found.alarms[0]
-    assert "false alarms" in calibration.markdown(found)
+    data = calibration.everything(found)
+    assert f"{len(found.alarms)} false alarms" in calibration.markdown(data)

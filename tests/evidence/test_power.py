@@ -75,7 +75,8 @@ def test_the_report_names_survivors_and_alarms():
     verdicts = [power.Verdict(mutants[0].name), power.Verdict(mutants[1].name, True, "trace", "an.id[x]", "embed")]
     null = power.NullVerdict("zeros", "mtp", 3, 2, 0, ["align"], ["a.b (stage)"])
     honest = power.Honest("as it is", "mtp", "float32", 4, 100, ["as it is, seed 0: something"])
-    text = markdown(mutants, verdicts, [null], [honest])
+    entries = [power.mutant_entry(*pair) for pair in zip(mutants, verdicts, strict=True)]
+    text = markdown(power.everything(entries, [null], [honest]))
     assert "mutants: 2, killed 1, survived 1" in text
     assert "false alarms: 1" in text
     assert "| survived |" in text
